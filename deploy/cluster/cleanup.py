@@ -169,7 +169,8 @@ def _command(process: psutil.Process) -> str:
 @contextmanager
 def reaping_orphans(interval: float = 10.0) -> Iterator[None]:
     """Adopt orphans during the block and reap them, every `interval` seconds and at its end."""
-    _adopt(True)
+    prctl = ctypes.CDLL(None).prctl
+    prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     ended = threading.Event()
     thread = threading.Thread(target=_reap_until, args=(ended, interval), daemon=True)
     thread.start()
@@ -178,12 +179,8 @@ def reaping_orphans(interval: float = 10.0) -> Iterator[None]:
     finally:
         ended.set()
         thread.join()
-        _adopt(False)
+        prctl(PR_SET_CHILD_SUBREAPER, 0, 0, 0, 0)
         _reap(_zombies())
-
-
-def _adopt(orphans: bool) -> None:
-    ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, int(orphans), 0, 0, 0)
 
 
 def _reap_until(ended: threading.Event, interval: float) -> None:
@@ -219,12 +216,10 @@ def private_folder() -> Iterator[Path]:
 def private_folder_of(session: Path) -> Path | None:
     """Return the private folder of a session folder of Ray's that was killed; else None."""
     folder = session.parent.parent
-    try:
+    with suppress(OSError), socket.socket(socket.AF_UNIX) as raylet:
         ours = folder.name.startswith(PRIVATE) and folder.lstat().st_uid == os.getuid()
-        with socket.socket(socket.AF_UNIX) as raylet:
+        try:
             raylet.connect(str(session / "sockets" / "raylet"))
-    except ConnectionRefusedError:
-        return folder if ours else None
-    except OSError:
-        return None
+        except ConnectionRefusedError:
+            return folder if ours else None
     return None

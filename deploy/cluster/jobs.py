@@ -1,9 +1,6 @@
 """`headway submit`, `attach` and `cancel`: a run as a job of a Ray cluster.
 
-    recipe, the user's own modules ─▶ working folder of the job ─▶ `headway run` on the head node
-
-Headway itself is installed on the nodes. Data and models are not sent: their paths are the
-cluster's.
+recipe, the user's own modules ─▶ working folder of the job ─▶ `headway run` on the head node
 """
 
 import asyncio

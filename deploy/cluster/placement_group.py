@@ -226,16 +226,13 @@ def _free_nodes() -> list[Node]:
 
 
 def _describe_free() -> str:
-    return "free now are " + "; ".join(
-        f"{node.address}: {_amounts(node.resources)}" for node in _free_nodes()
-    )
-
-
-def _amounts(free: Mapping[str, float]) -> str:
-    """Format as "2 CPU, 1 GPU", without memory, names of nodes and resources of groups."""
-    own = {
-        kind: amount
-        for kind, amount in sorted(free.items())
-        if "memory" not in kind and ":" not in kind and "_group_" not in kind
-    }
-    return ", ".join(f"{amount:g} {kind}" for kind, amount in own.items()) or "nothing"
+    """Describe what is free, without memory, names of nodes and resources of groups."""
+    texts = []
+    for node in _free_nodes():
+        own = [
+            f"{amount:g} {kind}"
+            for kind, amount in sorted(node.resources.items())
+            if "memory" not in kind and ":" not in kind and "_group_" not in kind
+        ]
+        texts.append(f"{node.address}: {', '.join(own) or 'nothing'}")
+    return f"free now are {'; '.join(texts)}"

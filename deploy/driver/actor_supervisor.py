@@ -1,8 +1,4 @@
-"""Supervises a rollout actor, which may also leave a run, join it again, or be given up.
-
-Errors that a restart would only repeat end the run: bad input, weights of another model, a lost
-broker or broadcaster, a bug. So does an actor that keeps dying, unless enough others are left.
-"""
+"""Supervises a rollout actor, which may also leave a run, join it again, or be given up."""
 
 import asyncio
 from collections.abc import Callable, Mapping

@@ -3,8 +3,7 @@
     a rank died ─▶ end all ─▶ fence them at the broker ─▶ load the newest committed checkpoint
 
 The new ranks train the batches after that checkpoint again, as recorded, and then new ones. Actors
-go on meanwhile as far as admission allows. Errors that new ranks would only repeat end the run: bad
-input, a loss that is not finite, a bug. So does a learner that keeps dying.
+go on meanwhile as far as admission allows.
 """
 
 import asyncio

@@ -15,21 +15,21 @@ def named(name: str, work: Awaitable[Any]) -> "asyncio.Task[Any]":
 
     Headway's own errors keep their exit code, whichever process raised them.
     """
-    return asyncio.create_task(_explained(name, work), name=name)
 
+    async def explained() -> Any:
+        try:
+            return await work
+        except (RunFailed, Interrupted):
+            raise
+        except RayActorError as error:
+            raise RunFailed(f"the process of {name} died: {first_line(error)}") from error
+        except Exception as error:
+            cause = (error.cause or error) if isinstance(error, RayTaskError) else error
+            if isinstance(cause, HeadwayError):
+                raise RunFailed(f"{name}: {cause}", exit_code=cause.exit_code) from error
+            raise RunFailed(f"{name}: {cause!r}") from error
 
-async def _explained(name: str, work: Awaitable[Any]) -> Any:
-    try:
-        return await work
-    except (RunFailed, Interrupted):
-        raise
-    except RayActorError as error:
-        raise RunFailed(f"the process of {name} died: {first_line(error)}") from error
-    except Exception as error:
-        cause = (error.cause or error) if isinstance(error, RayTaskError) else error
-        if isinstance(cause, HeadwayError):
-            raise RunFailed(f"{name}: {cause}", exit_code=cause.exit_code) from error
-        raise RunFailed(f"{name}: {cause!r}") from error
+    return asyncio.create_task(explained(), name=name)
 
 
 async def all_or_first_error(

@@ -102,7 +102,6 @@ class Processes:
             supervise(self.broadcaster, on_restart=self.learner.announce_again),
             *([supervise(self._reward_models)] if self._reward_models else []),
         ]
-        """The processes that hold no part of the policy and are each restarted alone."""
         self.fleet = ActorFleet(
             context,
             self._actor_spec,

@@ -1,7 +1,4 @@
-"""Gathers what the processes of a run report, writes it down, and ends a run that goes wrong.
-
-A run goes wrong if too many groups fail for good, or if a token older than the bound was trained.
-"""
+"""Gathers what the processes of a run report, writes it down, and ends a run that goes wrong."""
 
 import asyncio
 import logging

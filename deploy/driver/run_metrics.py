@@ -40,9 +40,8 @@ class RunMetrics(Collector):
         self._asking: threading.Thread | None = None
         self._seen = 0
         self._seconds: Counter[tuple[str, str]] = Counter()
-        self._updates: Counter[str] = Counter()
-        self._failures: Counter[str] = Counter()
-        self._bytes: Counter[str] = Counter()
+        self._counts: Counter[tuple[str, str]] = Counter()
+        """Updates, failed updates and bytes of each engine."""
 
     def collect(self) -> Iterator[Metric]:
         """Collect for one scrape; concurrent scrapes take turns, so that an update counts once."""
@@ -108,23 +107,23 @@ class RunMetrics(Collector):
         text, labels = "Seconds of successful weight updates, by phase.", ["engine", "phase"]
         seconds = CounterMetricFamily("headway_weight_update_seconds", text, labels=labels)
         yield labelled(seconds, self._seconds)
-        engines = sorted(self._updates.keys() | self._failures.keys())
-        for name, text, counts in (
-            ("updates", "Weight updates that succeeded.", self._updates),
-            ("update_failures", "Weight updates that failed.", self._failures),
-            ("update_bytes", "Bytes of weights that were loaded.", self._bytes),
+        engines = sorted({engine for _, engine in self._counts})
+        for name, text in (
+            ("updates", "Weight updates that succeeded."),
+            ("update_failures", "Weight updates that failed."),
+            ("update_bytes", "Bytes of weights that were loaded."),
         ):
             family = CounterMetricFamily(f"headway_weight_{name}", text, labels=["engine"])
-            yield labelled(family, {engine: counts[engine] for engine in engines})
+            yield labelled(family, {engine: self._counts[name, engine] for engine in engines})
 
     def _add(self, update: WeightUpdateReport) -> None:
         engine = update.engine_id
         staged, started, serving = update.staged_at, update.swap_started_at, update.serving_seconds
         if staged is None or started is None or serving is None:
-            self._failures[engine] += 1
+            self._counts["update_failures", engine] += 1
             return
-        self._updates[engine] += 1
-        self._bytes[engine] += update.bytes
+        self._counts["updates", engine] += 1
+        self._counts["update_bytes", engine] += update.bytes
         seconds = {
             "stage": staged - update.published_at,  # received and verified during generation
             "prepare": update.prepare_seconds,  # loaded during generation

@@ -1,7 +1,4 @@
-"""Supervises a process that holds no part of the policy: broker, broadcaster, reward models.
-
-Calls from elsewhere wait while it is made again, as long as their own deadlines allow.
-"""
+"""Supervises a process that holds no part of the policy: broker, broadcaster, reward models."""
 
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any

@@ -31,8 +31,6 @@ from headway.roles import Role, role_of
 from queues.broker.status import BrokerStatus
 from weight_sync.progress import allowance
 
-LOOK_SECONDS = 4.0
-"""Seconds between two looks, or less where the deadline is short."""
 FILE = "waits.jsonl"
 
 
@@ -49,7 +47,8 @@ class Probes:
 
     dump: Callable[[ProcessLocation], ProcessDump] = dump
     write: Callable[[Path], None] = write_durably
-    look_seconds: float = LOOK_SECONDS
+    look_seconds: float = 4.0
+    """Seconds between two looks, or less where the deadline is short."""
     answer_seconds: float = 2.5
     """Time after which a process counts as silent."""
     report_seconds: float = 5.0
