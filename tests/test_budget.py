@@ -16,7 +16,7 @@ BUDGET = {
     "weight_sync": 4072,
     "actors": 9683,
     "learner": 9973,
-    "deploy": 15830,
+    "deploy": 15763,
     "benchmarks": 6890,
     "examples": 208,
 }

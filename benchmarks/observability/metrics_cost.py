@@ -47,7 +47,7 @@ def shares(figures: Record, interval: float) -> dict[str, float]:
 def measure(options: MetricsOptions) -> Iterator[Record]:
     from benchmarks.observability.measured_run import MeasuredRun
     from deploy import session
-    from deploy.driver.watchdog import LOOK_SECONDS
+    from deploy.driver.watchdog import Probes
     from deploy.preflight.inputs import load_inputs
     from deploy.runtime.console import Terminal
     from deploy.storage.run_directory import RunDirectory
@@ -65,7 +65,7 @@ def measure(options: MetricsOptions) -> Iterator[Record]:
         with directory.created(config, replace=False):
             session.run(config, load_inputs(config), directory, Terminal())
     interval = float(prometheus["scrape_interval"].rstrip("s"))
-    intervals = {"look_seconds": LOOK_SECONDS, "ping_seconds": PING_SECONDS}
+    intervals = {"look_seconds": Probes().look_seconds, "ping_seconds": PING_SECONDS}
     yield {"interval_seconds": interval, **intervals, **MeasuredRun.figures}
 
 
