@@ -14,6 +14,7 @@ from prometheus_client.registry import Collector
 
 from headway import clock
 from headway.clean_text import printable
+from headway.metrics import labelled
 from learner.diagnostics.batch_report import BatchReport, TrainedBatch
 
 LAGS = (0, 1, 2, 3, 4, 6, 8, 12, 16)
@@ -96,9 +97,7 @@ class LearnerMetrics(Collector):
             "Seconds of the learner by phase; it is idle while it waits for a batch.",
             labels=["phase"],
         )
-        for phase, total in self._seconds.items():
-            seconds.add_metric([phase], total)
-        yield seconds
+        yield labelled(seconds, self._seconds)
         yield GaugeMetricFamily(
             "headway_last_batch_timestamp_seconds",
             "When the newest batch was trained; before the first, when metrics began.",
@@ -126,10 +125,8 @@ def _figures(report: BatchReport | None) -> Iterator[Metric]:
         ("tokens", "Trained tokens of the newest batch, by origin of the rollouts."),
     ):
         family = GaugeMetricFamily(f"headway_origin_{kind}", text, labels=["origin"])
-        for origin, figures in origins.items():
-            if (value := getattr(figures, kind)) is not None:
-                family.add_metric([origin], value)
-        yield family
+        named = {origin: getattr(figures, kind) for origin, figures in origins.items()}
+        yield labelled(family, {key: value for key, value in named.items() if value is not None})
     mismatches = GaugeMetricFamily(
         "headway_mismatch_fresh",
         "Mean |log-ratio| of learner and sampler over fresh tokens of the newest batch, by engine.",

@@ -15,7 +15,7 @@ BUDGET = {
     "queues": 5991,
     "weight_sync": 4072,
     "actors": 9683,
-    "learner": 9973,
+    "learner": 9961,
     "deploy": 15763,
     "benchmarks": 6890,
     "examples": 208,

@@ -1,8 +1,4 @@
-"""Weights of tokens in the loss: loss = Σ weights · per_token.
-
-Denominators count the whole batch, so that neither packing, microbatches nor ranks change the
-gradient.
-"""
+"""Weights of tokens in the loss: loss = Σ weights · per_token."""
 
 import torch
 from torch import Tensor

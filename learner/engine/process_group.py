@@ -15,8 +15,6 @@ STORE_SECONDS = 300.0
 COLLECTIVE_SECONDS = 1800.0
 """Deadline of one collective operation, longer than the longest step of the slowest rank."""
 
-Address = tuple[str, int]
-
 
 def open_store(host: str) -> TCPStore:
     """Open the store of a group on a free port of this address alone; called by rank 0."""
@@ -31,7 +29,7 @@ def open_store(host: str) -> TCPStore:
     )
 
 
-def find_store(address: Address) -> TCPStore:
+def find_store(address: tuple[str, int]) -> TCPStore:
     """Connect to the store from another rank."""
     return TCPStore(*address, is_master=False, timeout=timedelta(seconds=STORE_SECONDS))
 

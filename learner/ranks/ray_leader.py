@@ -83,9 +83,7 @@ class RankZero:
     async def _write(self, state: checkpoint.State) -> str:
         """Write the checkpoint that was captured, while training goes on.
 
-        Removes first what a killed process left of one, and waits for as much disk space as the
-        last one took. A disk that fills up later is waited for by the rank that writes
-        (`disk_wait`).
+        Waits first for the disk space that the last one took; later each rank does (`disk_wait`).
         """
         root = Path(self.rank.spec.checkpoints)
         temporary = str(await asyncio.to_thread(checkpoint.prepare, root, state.version))

@@ -25,7 +25,6 @@ class Progress:
     """Progress after one optimizer step."""
 
     step: int
-    steps: int
     loss: float
     """Mean over the learned tokens, in nats, or over the pairs of the step."""
     tokens: int
@@ -58,7 +57,7 @@ def train_rows(
         engine.step()
         tokens += sum(sizes)
         accuracy, seconds = sum(right) / len(batch) if right else None, time.monotonic() - started
-        report(Progress(step, config.steps, total, tokens, seconds, accuracy))
+        report(Progress(step, total, tokens, seconds, accuracy))
 
 
 def packed(texts: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor]:
