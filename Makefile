@@ -13,7 +13,7 @@ TORCH := $(shell grep '^torch==' $(LOCK))
 UV := uv==0.13.9
 PYTHONS := 3.11 3.12 3.13
 
-.PHONY: help setup setup-gpu demo test test-fast test-heavy test-slow test-pythons coverage red-team trl test-trl test-verifiers test-trackers test-notebook test-prometheus test-browser check format bench clean
+.PHONY: help setup setup-gpu demo test test-fast test-heavy test-slow test-pythons coverage red-team trl test-trl test-verifiers test-trackers test-notebook test-prometheus test-browser lint check format bench clean
 
 help:  ## Show what there is
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 14
@@ -45,6 +45,9 @@ demo: setup  ## Train the demo: warm start, then reinforcement (SEED=0)
 	$(BIN)/headway run demo --replace --set seed=$(SEED) --set name=demo-$(SEED)
 
 test: test-fast test-heavy  ## Fast and normal tests: Ray, vLLM and DeepSpeed included
+
+# Tests start hundreds of processes, which need not compile our modules again.
+unexport PYTHONDONTWRITEBYTECODE
 
 # Workers that compute with as many threads as there are cores wait for each other.
 test-fast test-pythons coverage: export OMP_NUM_THREADS = 1
@@ -120,10 +123,12 @@ test-browser: setup  ## The page of a report in a real browser
 		&& for package in archives/*.deb; do dpkg -x $$package .; done && rm -r archives)
 	$(BIN)/python -m pytest -m slow tests/deploy/report/test_report.py
 
-check: setup  ## Lint, formatting, types, import rules
+lint: setup  ## Lint, formatting, types
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+check: lint  ## Lint, formatting, types, import rules
 	$(BIN)/python -m pytest -q tests/test_imports.py
 
 format: setup  ## Rewrite the code in the project's format
