@@ -22,7 +22,8 @@ class LiveRun(Run):
         self.saves, self.stopped = saves, asyncio.Event()
         self.learner = SimpleNamespace(starts=starts, saved=False, stop=self.stopped.set)
         actor = SimpleNamespace(stop=lambda seconds: asyncio.sleep(0))
-        self.processes = SimpleNamespace(learner=self.learner, actors=[actor])
+        fleet = SimpleNamespace(actors=[actor])
+        self.processes = SimpleNamespace(learner=self.learner, fleet=fleet)
         self.recorder = SimpleNamespace(conclude=lambda status: asyncio.sleep(0))
 
     async def learn(self):
