@@ -50,11 +50,11 @@ ORDER = {
     ),
     "weight_sync": (
         "errors open_files adapter base_model manifest announcements progress "
-        "broadcaster buckets checksum config ray_broadcaster transports codecs publish "
+        "broadcaster buckets config ray_broadcaster transports codecs publish "
         "receive vllm direct factory"
     ),
     "learner": (
-        "errors registry config disk_wait sums advantages losses corrections batch diagnostics "
+        "errors config disk_wait sums advantages losses corrections batch diagnostics "
         "model engine objective update learner metrics ranks supervised"
     ),
     "actors": (
