@@ -32,7 +32,7 @@ from queues.records import RolloutGroup
 
 
 def values_of(critic: Trainable, token_ids: Tensor, position_ids: Tensor) -> tuple[Tensor, Tensor]:
-    """Return a critic's values of the states before and after each token, [N]. Collective."""
+    """Return a critic's values of the states before and after each token, [N] float32."""
     (after,) = critic.outputs(token_ids, position_ids)
     return before_each(after[:-1], position_ids.to(after.device)), after
 

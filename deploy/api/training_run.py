@@ -70,7 +70,9 @@ class RunResults:
         return pyarrow.table({name: [row.get(name) for row in rows] for name in names})
 
     def _has_folder(self) -> bool:
-        return self.folder.exists() and self.folder.stat().st_ino != self._replaced
+        with suppress(FileNotFoundError):
+            return self.folder.stat().st_ino != self._replaced
+        return False
 
 
 class TrainingRun(RunResults):

@@ -134,7 +134,7 @@ def _is_left(process: psutil.Process, mark: bytes) -> bool:
 
 
 def mapped_files(pids: Iterable[int], since: float | None = None) -> list[Path]:
-    """Return the files in /dev/shm that processes map, none older than `since` or this process."""
+    """Return files in /dev/shm that processes map, as new as `since`: the start of this process."""
     inodes: set[int] = set()
     for pid in pids:
         with suppress(OSError):

@@ -191,13 +191,22 @@ def lacking(requests: Sequence[ResourceRequest], nodes: Sequence[Node]) -> list[
         for request in requests
         if (capacity := sum(fits(node, request) for node in nodes)) < request.count
     ]
-    if lacks or assign(requests, nodes) is not None:
+    needed: dict[str, float] = {}
+    for request in requests:
+        for kind, amount in request.resources.items():
+            needed[kind] = needed.get(kind, 0.0) + request.count * amount
+    short = any(
+        amount > sum(node.resources.get(kind, 0.0) for node in nodes) + EPSILON
+        for kind, amount in needed.items()
+    )
+    if lacks or not (short or assign(requests, nodes) is None):
         return lacks
-    kinds = dict.fromkeys(kind for request in requests for kind in request.resources)
-    together = "; ".join(_describe(request) for request in requests if request.resources)
+    wanted = "; ".join(_describe(request) for request in requests if request.resources)
+    total = ", ".join(f"{amount:g} {kind}" for kind, amount in needed.items())
+    allowed = [node for node in nodes if roles_of(node, requests)]
     return [
-        f"{together}; these do not fit together, since no process is on two nodes "
-        f"({amounts(nodes, kinds)})"
+        f"{wanted}; together {total}, which do not fit on the nodes that they may be on "
+        f"({amounts(allowed, needed)})"
     ]
 
 

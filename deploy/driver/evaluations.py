@@ -46,7 +46,10 @@ async def initial(
     *,
     poll_seconds: float = 0.2,
 ) -> None:
-    """Wait until training may begin: the initial policy is scored, or its evaluator has it."""
+    """Wait until training may begin: the initial policy is scored, or its evaluator has it.
+
+    Has no deadline of its own: the watchdog ends a run in which nothing moves.
+    """
     first = {evaluation.name for evaluation in planned if evaluation.version == 0}
     while True:
         status = await broker.status()

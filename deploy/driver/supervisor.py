@@ -6,7 +6,8 @@
 
 A kind of process is a subclass, whose methods say how it starts, works and ends, and which of its
 errors another process may not meet. Any other error ends the run, such as bad input, a loss that is
-not finite, or a bug; so does a process that keeps dying, unless the run can do without it.
+not finite, weights of another model, a lost broker, or a bug; so does a process that keeps dying,
+unless the run can do without it.
 """
 
 import asyncio

@@ -18,6 +18,8 @@ def token_weights(
 ) -> Tensor:
     """Return the weight of each token of a batch in the loss, [N] float32, 0 where not `mask`.
 
+    Denominators count what is given: all tokens of the minibatch, those of other ranks too.
+
     token_mean     1 / N                  every token the same (DAPO as implemented)
     sequence_mean  1 / (B′ · n_i)         every sequence the same (GRPO); B′: with tokens to train
     prompt_mean    1 / (P · N_p)          every prompt the same (ScaleRL; DAPO eq. 8 as written)

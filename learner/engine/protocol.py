@@ -41,7 +41,7 @@ class Trainable(Protocol):
         """Learning rate of the newest step, as scheduled; of the first, before it."""
 
     def outputs(self, *columns: Tensor) -> tuple[Tensor, ...]:
-        """Run the module on columns [N] of a microbatch, on its device. Collective."""
+        """Run the module, with gradient, on columns [N] of a microbatch. Collective."""
 
     def backward(self, loss: Tensor) -> None:
         """Add the gradient of a scalar, unscaled, to the one that `step` will use. Collective.

@@ -1,4 +1,4 @@
-"""KL divergence from a reference policy: estimates, terms of the loss, rewards, a controller.
+"""KL divergence from a reference policy: estimates, terms of the loss, a controller.
 
 With x drawn from the sampling policy and d = log policy(x) − log reference(x):
 

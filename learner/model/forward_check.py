@@ -54,7 +54,8 @@ Run = Callable[[Tensor, Tensor], tuple[Tensor, ...]]
 def check_forward(module: Policy | ScalarModel, run: Run, *, device: torch.device) -> None:
     """Compare a model's outputs with those of its own forward pass. Collective.
 
-    `run` computes the module for token_ids [N] and position_ids [N], which lie on `device`.
+    `run` computes the module for token_ids [N] and position_ids [N], which lie on `device`; `own`
+    of the module gives the end of the first output by transformers alone.
 
     Raises:
         InputError: They differ, or sequences in a row depend on each other, or it cannot be run.

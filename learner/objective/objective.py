@@ -148,7 +148,8 @@ class Objective:
         assert reference is not None
         policy = tokens.behavior_logprobs if proximal is None else proximal
         # Unlike a term of the loss this counts the effect of a token on the KL of later tokens.
-        penalty = -self.kl_coefficient * kl_penalty("k1", policy, reference, mask=batch.sampled)
+        estimate = kl_penalty("k1", policy, reference, mask=batch.sampled).detach()
+        penalty = -self.kl_coefficient * estimate
         return penalty if turns is None else penalty + turns
 
     def loss(

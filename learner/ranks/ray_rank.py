@@ -130,7 +130,7 @@ class RankActor(ServiceProcess):
         return reached
 
     async def serve_metrics(self, access: MetricsAccess) -> str:
-        """Serve metrics, on rank 0 `LearnerMetrics` too, until the end; return host:port."""
+        """Serve metrics, on rank 0 of its learner, once `start` is done; return host:port."""
         return serve_metrics([] if self._number else [self._metrics], access)
 
     async def announce_again(self) -> None:

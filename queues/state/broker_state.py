@@ -185,6 +185,7 @@ class BrokerState:
 
     def add_result(self, group: Group) -> None:
         """Insert a ready group into the results queue."""
+        assert group.due is not None, "a ready group has a deadline"
         insort(self.results, group, key=lambda ready: (ready.due, ready.number))
 
     def give_back(self, group: Group, reason: str, *, now: float) -> State:

@@ -54,7 +54,7 @@ class ChangesConnection(sqlite3.Connection):
         self._urgent = False
 
     def execute(self, sql: str, values: Any = (), /, *, urgent: bool = False) -> sqlite3.Cursor:
-        """Execute a statement; keep a change, an `urgent` one until it is in the backup too."""
+        """Execute a statement; keep a change, which is in the backup at the commit if `urgent`."""
         cursor = super().execute(sql, values)
         self._keep(sql, [values])
         self._urgent |= urgent

@@ -58,7 +58,7 @@ def test_processes_that_fit_one_by_one_but_not_together_are_refused_with_the_nod
     wanted = [want(Role.LEARNER, 4, 1, **HERE), want(Role.ACTOR, 4, 3)]
     [lack] = lacking(wanted, gpu_nodes(8, 8))
     assert lack.endswith(
-        "do not fit together, since no process is on two nodes (n0: 8 GPU; n1: 8 GPU)"
+        "together 16 GPU, which do not fit on the nodes that they may be on (n0: 8 GPU; n1: 8 GPU)"
     )
     assert lacking(wanted, gpu_nodes(8, 8, 3)) == []
 

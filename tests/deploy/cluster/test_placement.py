@@ -82,20 +82,22 @@ def test_what_does_not_fit_is_named_with_what_there_is(wanted, nodes, lack):
 
 
 @pytest.mark.parametrize(
-    ("labels", "nodes", "where"),
+    ("labels", "nodes", "where", "there"),
     [
-        ({}, [node("a")], "the cluster"),
-        (on_node("a"), [node("a"), node("b", cpus=8.0)], "the driver's node"),
-        ({"pool": "x"}, [node("a"), node("b", labels={"pool": "x"})], "nodes labelled pool=x"),
+        ({}, [node("a")], "the cluster", "a"),
+        (on_node("a"), [node("a"), node("b", cpus=8.0)], "the driver's node", "a"),
+        ({"pool": "x"}, [node("a"), node("b", labels={"pool": "x"})], "nodes labelled pool=x", "b"),
     ],
 )
-def test_roles_that_fit_alone_may_be_too_much_together_where_they_are_tied(labels, nodes, where):
+def test_roles_that_fit_alone_may_be_too_much_together_where_they_are_tied(
+    labels, nodes, where, there
+):
     wanted = [want(role, 1, CPU=3.0, labels=labels) for role in (Role.LEARNER, Role.ACTOR)]
     roles = [
         f"{role}: 1 process(es), each with 3 CPU, on {where}" for role in ("learner", "actors")
     ]
-    [lack] = lacking(wanted, nodes)
-    assert lack.startswith("; ".join([*roles, "these do not fit together, since no process"]))
+    total = f"together 6 CPU, which do not fit on the nodes that they may be on ({there}: 4 CPU)"
+    assert lacking(wanted, nodes) == ["; ".join([*roles, total])]
 
 
 def test_a_node_hosts_the_roles_that_have_room_on_it():
