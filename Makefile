@@ -80,7 +80,7 @@ coverage: setup  ## Lines and branches that the fast tests run, with a floor; OP
 	$(BIN)/coverage report
 
 test-slow: setup  ## What takes minutes each, and properties with many examples; says how long
-	$(PYTEST) --hypothesis-profile full -m "slow or hypothesis"
+	$(PYTEST) -n 2 --dist loadscope --hypothesis-profile full -m "slow or hypothesis"
 
 setup-gpu:  ## Create .venv anew with the CUDA builds of deploy/locks/gpu.txt, for Python 3.11 to 3.13
 	$(PYTHON) -m venv --clear $(VENV)
