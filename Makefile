@@ -70,7 +70,6 @@ test-pythons: $(PYTHONS:%=.venv-%/.installed)  ## The fast tests on every Python
 		|| $(BIN)/uv pip install --quiet --python .venv-$*/bin/python "$(firstword $(subst +, ,$(TORCH)))"
 	grep -v '^torch==' $(LOCK) | $(BIN)/uv pip install --quiet --python .venv-$*/bin/python --no-deps -r -
 	$(BIN)/uv pip install --quiet --python .venv-$*/bin/python --no-deps --no-build-isolation --editable .
-	.venv-$*/bin/python -W ignore -m compileall -qq -j 0 .venv-$*/lib || true
 	touch $@
 
 coverage: setup  ## Lines and branches that the fast tests run, with a floor; OPTIONS="-m …" for other tests
