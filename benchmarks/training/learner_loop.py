@@ -30,7 +30,7 @@ from learner.diagnostics.batch_report import BatchReport
 from learner.learner import Learner
 from learner.model.tiny_tokenizer import tiny_tokenizer
 from learner.ranks.rank import Rank
-from learner.ranks.ray_leader import RankZero
+from learner.ranks.ray_leader import Call, RankZero
 from learner.ranks.spec import GLIBC_ON_CPU, LearnerSpec
 from learner.update import Updater
 from queues.config import QueuesConfig, RunSpec
@@ -39,6 +39,7 @@ from queues.records import Payload, Prompt, RolloutGroup
 from queues.schema import encode
 from weight_sync.config import WeightSyncConfig
 from weight_sync.factory import make_publisher
+from weight_sync.publish.background_publisher import BackgroundPublisher
 from weight_sync.ray_broadcaster import create_broadcaster
 
 ENGINE = "engine-0"
@@ -70,8 +71,16 @@ def clocked_rank(size: Size, folder: Path) -> tuple[Rank, ClockedEngine]:
 class ClockedRankZero(RankZero):
     """A rank 0 that notes when each batch was computed, and writes checkpoints if it `saves`."""
 
-    def __init__(self, clock: ClockedEngine, *arguments: Any, saves: bool, **options: Any) -> None:
-        super().__init__(*arguments, **options)
+    def __init__(
+        self,
+        clock: ClockedEngine,
+        rank: Rank,
+        call: Call,
+        publisher: BackgroundPublisher,
+        *,
+        saves: bool,
+    ) -> None:
+        super().__init__(rank, [], call, publisher)
         self._clock, self._saves = clock, saves
         self.computed: list[tuple[float, float]] = []
         """Begin of the first forward pass and end of the last step of each batch."""
@@ -134,15 +143,8 @@ async def _train(
         task = partial(work, *arguments, **options)
         return await asyncio.get_running_loop().run_in_executor(thread, task)
 
-    rank_zero = ClockedRankZero(
-        clock,
-        rank,
-        [],
-        call,
-        publisher,
-        checkpoints=folder / "checkpoints",
-        saves=every is not None,
-    )
+    rank.spec = replace(rank.spec, checkpoints=str(folder / "checkpoints"))
+    rank_zero = ClockedRankZero(clock, rank, call, publisher, saves=every is not None)
     learner = Learner(rank_zero, broker, steps=batches, checkpoint_every=every or batches + 1)
     try:
         await learner.run()

@@ -97,7 +97,7 @@ def test_every_command_of_readme_works_in_its_order(folder, done):
             assert code == 130, output
             assert "Traceback" not in output
             log = (folder / "runs/mine/logs/driver.log").read_text()
-            assert log.endswith(f"{output.rpartition('headway: ')[2]}")
+            assert log.replace("\n    ", "\n").endswith(f"{output.rpartition('headway: ')[2]}")
         else:
             output = type_in(command, folder)
         done[name] = output
