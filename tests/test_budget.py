@@ -17,7 +17,7 @@ BUDGET = {
     "actors": 9683,
     "learner": 9965,
     "deploy": 15778,
-    "benchmarks": 6890,
+    "benchmarks": 6892,
     "examples": 208,
 }
 """Most lines of Python of each package."""
