@@ -134,7 +134,7 @@ def _is_left(process: psutil.Process, mark: bytes) -> bool:
 
 
 def mapped_files(pids: Iterable[int], since: float | None = None) -> list[Path]:
-    """Return files in /dev/shm that processes map, as new as `since`: the start of this process."""
+    """Return mapped files in /dev/shm, none older than `since`, by default this process's start."""
     inodes: set[int] = set()
     for pid in pids:
         with suppress(OSError):

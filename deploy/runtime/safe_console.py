@@ -27,7 +27,7 @@ def echo(text: str, *, nl: bool = True) -> None:
 
 
 class SafeConsole(Console):
-    """A `tolerant` console that shows strings as they are, but cleaned; arguments as of rich's."""
+    """A rich console that shows strings as they are, but cleaned, and drops what it cannot show."""
 
     def __init__(self, *, stderr: bool = False, **options: Any) -> None:
         file = tolerant(sys.stderr if stderr else sys.stdout)
