@@ -43,7 +43,7 @@ T = TypeVar("T")
 STEPS = 220
 POLICIES = ("wait", "drop", "mask", "train")
 ENGINES = st.sampled_from(["a", "b", "c"])
-RARELY = st.integers(0, 9).map(lambda x: x == 4)
+RARELY = st.integers(0, 4).map(lambda x: x == 4)
 PICK = st.integers(0, 2**16)
 LEASE_SECONDS = CONFIG["lease_seconds"]
 CRASH_POINTS = [
@@ -528,7 +528,7 @@ def test_random_steps_and_crashes_agree_with_the_model(tmp_path, monkeypatch, ca
     QueueMachine.clock = clock
     QueueMachine.seen = Counter()
     QueueMachine.steps_done = QueueMachine.crashes = 0
-    runs_of_a_policy = settings().max_examples // 8
+    runs_of_a_policy = settings().max_examples // 12
     try:
         for QueueMachine.policy in POLICIES:
             run_state_machine_as_test(
@@ -551,7 +551,7 @@ def test_random_steps_and_crashes_agree_with_the_model(tmp_path, monkeypatch, ca
     assert QueueMachine.steps_done >= 125 * runs
     assert QueueMachine.crashes >= runs // 2
     least = {"trained": runs, "taken over": runs // 8}
-    if runs >= 200:  # rare states do not occur in every run of a small profile
+    if runs >= 150:  # rare states do not occur in every run of a small profile
         least |= {"continued": runs // 2, "removed segments": runs // 8}
         least |= {"overdue": runs // 80, "late": runs // 80}
     assert {
