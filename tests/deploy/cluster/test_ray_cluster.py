@@ -1,10 +1,12 @@
 """The nodes of a cluster are asked all at once, and those that are late are named."""
 
 import asyncio
+import multiprocessing
 import os
 import signal
 import subprocess
 import threading
+from concurrent.futures import ProcessPoolExecutor
 from types import SimpleNamespace
 
 import pytest
@@ -134,11 +136,16 @@ def test_processes_of_a_joined_cluster_without_gpus_of_their_own_see_none(
 @pytest.mark.ray
 @pytest.mark.slow
 def test_processes_get_the_environment_of_the_recipe_beside_their_own(tmp_path):
+    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as process:  # without Ray
+        assert process.submit(environment_of_a_task, tmp_path).result() == ["WARN", "3"]
+
+
+def environment_of_a_task(logs):
     config = load_recipe("demo", ["deploy.environment.NCCL_DEBUG=WARN"])
     own = {"env_vars": {"OMP_NUM_THREADS": "3"}}
-    with cluster.cluster(config, tmp_path):
+    with cluster.cluster(config, logs):
         ask = ray.remote(os.getenv).options(num_cpus=0, runtime_env=own)
-        assert ray.get([ask.remote("NCCL_DEBUG"), ask.remote("OMP_NUM_THREADS")]) == ["WARN", "3"]
+        return ray.get([ask.remote("NCCL_DEBUG"), ask.remote("OMP_NUM_THREADS")])
 
 
 def test_an_address_that_does_not_answer_is_refused_after_a_deadline(monkeypatch, tmp_path):

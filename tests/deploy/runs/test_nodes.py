@@ -144,9 +144,11 @@ def test_an_actor_gives_its_node_to_a_learner_that_lost_its_own(run_on):
 
 
 def test_reward_models_go_on_where_another_node_joins(headway, run_on):
-    assert headway.recipe("reward-model", *SECTION).returncode == 0
+    section = (*SECTION, "sft.name=small", "reward_model.name=judges")
+    made = headway.recipe("reward-model", *section)
+    assert made.returncode == 0, made.stderr
     settings = (
-        *SECTION, JUDGED, "sft.name=small", "reward_model.name=small",
+        *section, JUDGED,
         "actors.heldout_reward=['last_answer']", *POOLS,
         'deploy.placement.reward_model={labels={pool="judge"},resources={judge=1.0}}',
     )  # fmt: skip
@@ -170,8 +172,11 @@ def test_actors_follow_the_nodes_of_a_cluster(headway, run_on):
     )  # fmt: skip
     with nodes_of() as (cluster, _), contextlib.ExitStack() as ends:
         joins = [HEADWAY.parent / "ray", "start", "--block", f"--address={cluster.address}"]
-        first = subprocess.Popen([*joins, "--num-cpus=1", "--labels=pool=generate"])
+        first = subprocess.Popen(
+            [*joins, "--num-cpus=1", "--labels=pool=generate"], stdout=subprocess.PIPE, text=True
+        )
         ends.callback(first.terminate)
+        next(line for line in first.stdout if "runtime started" in line)
         run = ends.enter_context(run_on(cluster, "elastic", *settings, cores="max_count = 3"))
         nodes = {"first": first.pid}
 
