@@ -97,8 +97,8 @@ def test_a_moved_run_finds_its_own_folder(run, tmp_path):
         ("recipe.toml", b"", "prompts: is required"),
         ("recipe.toml", b"\xff\xfe", "cannot be read"),
         ("summary.json", b"{bad", "summary.json is damaged"),
-        ("summary.json", b"[" * 9000, "summary.json is damaged: RecursionError"),
-        ("metrics.jsonl", b"[" * 9000 + b"\n", "line 1 is damaged: RecursionError"),
+        ("summary.json", b"[" * 90_000, "summary.json is damaged: RecursionError"),
+        ("metrics.jsonl", b"[" * 90_000 + b"\n", "line 1 is damaged: RecursionError"),
         ("metrics.jsonl", b'{"version": 0}\n{bad\n{"version": 2}\n', "line 2 is damaged"),
     ],
 )
