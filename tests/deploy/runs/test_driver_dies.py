@@ -24,9 +24,10 @@ def commands(folder):
     """Return the processes of `headway run` and `headway resume`: parents and sessions."""
     processes = []
     for path in started_for(folder):
-        arguments = (path / "cmdline").read_bytes().split(b"\0")
-        if {b"run", b"resume"} & {*arguments} and any(b"headway" in part for part in arguments):
-            processes.append(psutil.Process(int(path.name)))
+        with suppress(OSError, psutil.NoSuchProcess):  # it may end as it is looked at
+            arguments = (path / "cmdline").read_bytes().split(b"\0")
+            if {b"run", b"resume"} & {*arguments} and any(b"headway" in part for part in arguments):
+                processes.append(psutil.Process(int(path.name)))
     return processes
 
 
