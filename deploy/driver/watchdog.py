@@ -84,9 +84,9 @@ class Watchdog:
         self._writes_until = 0.0
         """Epoch seconds until which a checkpoint that is being written may take."""
         self._locations: dict[str, ProcessLocation] = {}
-        self._asked: dict[str, tuple[Any, asyncio.Task[ProcessLocation]]] = {}
-        """The handle and the last request to each process, by name."""
-        self._silent: list[str] = []
+        self._asked: dict[str, tuple[Any, asyncio.Task[ProcessLocation], float]] = {}
+        """The handle, the last request to each process and when it was made, by name."""
+        self._silent: dict[str, float] = {}
         self._announced: set[tuple[str, str]] = set()
         self._reports: set[asyncio.Task[None]] = set()
         self.overdue: Sequence[Wait] = ()
@@ -103,7 +103,7 @@ class Watchdog:
                 await self.look()
                 await asyncio.sleep(pause)
         finally:
-            requests = (task for _, task in self._asked.values())
+            requests = (task for _, task, _ in self._asked.values())
             for task in filter(None, [*self._reports, *requests, self._disk_write]):
                 task.cancel()
 
@@ -217,14 +217,14 @@ class Watchdog:
             if known is None or known[0] is not handle or known[1].done():
                 request = asyncio.create_task(call_in(handle, locate))
                 request.add_done_callback(lambda task: task.cancelled() or task.exception())
-                self._asked[name] = (handle, request)
+                self._asked[name] = (handle, request, time.monotonic())
         requests = {name: self._asked[name][1] for name in handles}
         if requests:
             await asyncio.wait(requests.values(), timeout=self._probes.answer_seconds)
-        self._silent = []
+        self._silent = {}
         for name, request in requests.items():
             if not request.done() and role_of(name) is not Role.BROKER:  # asked for its status
-                self._silent.append(name)
+                self._silent[name] = time.monotonic() - self._asked[name][2]
             elif request.done() and request.exception() is None:
                 self._locations[name] = request.result()
 

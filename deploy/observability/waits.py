@@ -4,8 +4,8 @@ Every wait has a waiter, a process or thing waited for, and a progress marker; a
 stays the same for longer than the deadline is overdue.
 """
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from deploy.config.evaluation_schedule import scores_first
@@ -47,8 +47,8 @@ class Health:
     """Actors that have started."""
     actors_lacking: int = 0
     """Actors that wait for resources of the cluster, if no other works or loads; else 0."""
-    silent: Collection[str] = ()
-    """Processes but the broker, as "learner-1", that do not answer."""
+    silent: Mapping[str, float] = field(default_factory=dict)
+    """Processes but the broker, as "learner-1", that do not answer, and for how many seconds."""
     disk: bool
     """True if the last small file became durable."""
     groups_per_batch: int
@@ -97,8 +97,8 @@ def waits(health: Health) -> Iterator[tuple[Wait, Any]]:
         if actor.running and not health.reward_models_start:
             progress = (actor.finished, broker.engines.get(actor.engine_id) if broker else None)
             yield Wait("results queue", name, f"one of {actor.running} rollouts to end"), progress
-    for process in health.silent:
-        yield Wait(Role.DRIVER, process, "an answer"), None
+    for process, seconds in health.silent.items():
+        yield Wait(Role.DRIVER, process, "an answer", seconds=seconds), None
     if broker is None:
         yield Wait(Role.DRIVER, Role.BROKER, "an answer"), None
     elif not health.paused and broker.version < broker.steps:
@@ -168,7 +168,7 @@ class Waits:
         late = []
         for wait, progress in waits(health):
             key = (wait.who, wait.on)
-            known, began = self._since.get(key, (progress, now))
+            known, began = self._since.get(key, (progress, now - wait.seconds))
             began = began if known == progress else now
             since[key] = (progress, began)
             if now - began > self._deadline + wait.allowed:

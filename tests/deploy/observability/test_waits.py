@@ -32,7 +32,7 @@ def actor(**changes):
         (replace(HEALTH, disk=False), "driver", DISK, "a small file to become durable"),
         (replace(HEALTH, broker=None), "driver", "broker", "an answer"),
         (actor(running=3), "results queue", "actor-0", "one of 3 rollouts to end"),
-        (replace(HEALTH, silent=["reward-model"]), "driver", "reward-model", "an answer"),
+        (replace(HEALTH, silent={"reward-model": 0.0}), "driver", "reward-model", "an answer"),
         (broker(taken=2), "broker", "learner", "batch 4 to be trained"),
         (broker(ready=2), "results queue", "learner", "batch 4 to be taken"),
         (
@@ -104,6 +104,13 @@ def test_a_wait_is_overdue_after_its_deadline_and_not_before(health, most, on):
     assert [watched.overdue(health, 100.0 + passed) for passed in (0.0, most - 5, most)] == [[]] * 3
     [late] = watched.overdue(health, 100.5 + most)
     assert (late.on, late.seconds) == (on, most + 0.5)
+
+
+def test_a_silent_process_is_waited_for_since_it_was_asked():
+    watched = Waits(deadline=10.0)
+    assert watched.overdue(replace(HEALTH, silent={"learner-0": 5.0}), 105.0) == []
+    [late] = watched.overdue(replace(HEALTH, silent={"learner-0": 11.0}), 111.0)
+    assert (late.on, late.seconds) == ("learner-0", 11.0)
 
 
 def test_until_the_initial_policy_is_scored_nobody_waits_for_the_feeder():
