@@ -32,6 +32,7 @@ def as_on_a_gpu() -> Iterator[None]:
     from vllm.model_executor.layers.linear import UnquantizedLinearMethod
     from vllm.model_executor.layers.vocab_parallel_embedding import UnquantizedEmbeddingMethod
 
+    is_shared = torch.distributed.is_initialized()
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("HF_HUB_OFFLINE", "1")
         patch.setattr(torch.accelerator, "empty_cache", lambda: None)
@@ -40,13 +41,18 @@ def as_on_a_gpu() -> Iterator[None]:
             patch.setattr(kind, "process_weights_after_loading", lambda self, layer: None)
         yield
         destroy_model_parallel()
-        destroy_distributed_environment()
+        if not is_shared:
+            destroy_distributed_environment()
 
 
 def load(folder: Path) -> tuple[Any, Any]:
     """Return vLLM's configuration and its model, with the weights of a folder."""
     from vllm.config import set_current_vllm_config
-    from vllm.distributed import ensure_model_parallel_initialized, init_distributed_environment
+    from vllm.distributed import (
+        ensure_model_parallel_initialized,
+        init_distributed_environment,
+        model_parallel_is_initialized,
+    )
     from vllm.engine.arg_utils import EngineArgs
     from vllm.model_executor.model_loader import get_model
     from vllm.utils.network_utils import get_open_port
@@ -54,7 +60,7 @@ def load(folder: Path) -> tuple[Any, Any]:
     arguments = EngineArgs(model=str(folder), dtype="float32", enforce_eager=True)
     config = arguments.create_engine_config()
     with set_current_vllm_config(config):
-        if not torch.distributed.is_initialized():
+        if not model_parallel_is_initialized():
             address = f"tcp://127.0.0.1:{get_open_port()}"
             init_distributed_environment(1, 0, address, 0, "gloo")
             ensure_model_parallel_initialized(1, 1)
