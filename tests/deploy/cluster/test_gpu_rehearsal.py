@@ -74,8 +74,8 @@ def ended(process):
 
 
 def first_engine():
-    """Return the process of the first engine that starts, when there is one."""
-    for process in psutil.process_iter():
+    """Return the process of the first engine of this test's cluster, when there is one."""
+    for process in psutil.Process().children(recursive=True):
         with suppress(psutil.Error, IndexError):
             if process.cmdline()[0].startswith(ENGINE):
                 return process

@@ -118,7 +118,7 @@ def peaks(process: subprocess.Popen) -> dict[str, float]:
 @pytest.mark.parametrize(
     "name",
     [
-        pytest.param(name, marks=pytest.mark.xfail(reason="17 % too little for each rank on a CPU"))
+        pytest.param(name, marks=pytest.mark.xfail(strict=False, reason="9 to 17 % too little"))
         if name == "offloaded" else name
         for name in CASES
     ],
