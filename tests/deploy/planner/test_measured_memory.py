@@ -115,14 +115,7 @@ def peaks(process: subprocess.Popen) -> dict[str, float]:
 @pytest.mark.slow
 @pytest.mark.ray
 @pytest.mark.vllm
-@pytest.mark.parametrize(
-    "name",
-    [
-        pytest.param(name, marks=pytest.mark.xfail(strict=False, reason="9 to 17 % too little"))
-        if name == "offloaded" else name
-        for name in CASES
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize("name", CASES)
 def test_predicted_memory_is_within_a_tenth_of_the_measured_peak(name, tmp_path, monkeypatch):
     settings, overrides = CASES[name]
     monkeypatch.chdir(tmp_path)
