@@ -7,7 +7,7 @@ from functools import lru_cache
 from typing import Any, NoReturn
 
 from actors.errors import RewardFailed
-from actors.rewards.answers import last_match
+from actors.rewards.answers import last_match, required_answer
 from actors.rewards.fenced_blocks import read_block
 from actors.rewards.find_reward import Metadata, Verifier
 
@@ -21,9 +21,7 @@ def regex(prompt: str, answer: str | None, metadata: Metadata, *, pattern: str) 
     """
     compiled = re.compile(pattern, re.DOTALL)
     compares = "answer" in compiled.groupindex
-    if compares and answer is None:
-        raise ValueError("the prompt has no answer to compare with the group `answer`")
-    gold = (answer or "").strip()
+    gold = required_answer(answer).strip() if compares else ""
 
     def verify(completion: str) -> float:
         last = last_match(compiled, completion)
