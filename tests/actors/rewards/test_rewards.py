@@ -2,11 +2,13 @@
 
 import asyncio
 from dataclasses import replace
+from decimal import Decimal
 
 import pytest
 from fakes import POOL
 
 from actors.errors import RewardFailed
+from actors.rewards.find_reward import NoNumber, parts_of
 from actors.rewards.rewards import check_scorable, load_rewards
 from actors.sources.load_source import load_source
 from headway.errors import InputError
@@ -103,6 +105,17 @@ def test_an_answer_that_is_missing_or_cannot_be_read_is_refused_before_the_run(
     check_scorable([reward], [good])
     with pytest.raises(InputError, match=message):
         check_scorable([reward], [good, replace(bad, answer=answer)])
+
+
+@pytest.mark.parametrize(
+    ("keys", "named"),
+    [((1, "1"), "1 and '1'"), (("1", 1), "'1' and 1"), ((True, "True"), "True and 'True'"),
+     ((1.0, "1.0"), "1.0 and '1.0'"), ((None, "None"), "None and 'None'"),
+     (("a", 2, "b", "2"), "2 and '2'"), ((1, "a", Decimal("1.0"), "1"), "1 and '1'")],
+)  # fmt: skip
+def test_keys_of_a_reward_that_would_have_one_name_are_refused(keys, named):
+    with pytest.raises(NoNumber, match=f"keys {named},"):
+        parts_of("mine", dict.fromkeys(keys, 0.5))
 
 
 def test_rewards_see_whether_the_policy_ended_the_completion():
