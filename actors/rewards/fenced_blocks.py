@@ -10,6 +10,8 @@ GLUED_OPENING = re.compile(
 """Text before a fence on its line, as in "Answer: ```json", other than the mark of a list."""
 GLUED_CLOSING = re.compile(r"(?m)^( {0,3}(?:`{3,}|~{3,}))[ \t]*(?=</)")
 """A fence before a tag, as in "```</answer>"."""
+PAGES = ("markdown", "md")
+"""Languages of blocks whose own blocks are read too."""
 MARKDOWN = MarkdownIt("zero").enable(["code", "fence", "list", "blockquote"])
 MARKDOWN.core.ruler.enableOnly(["normalize", "block"])
 
@@ -22,15 +24,22 @@ def read_block(completion: str, *languages: str) -> str:
     is not closed reaches to the end.
     """
     text = GLUED_CLOSING.sub(r"\1\n", GLUED_OPENING.sub(r"\1\n", completion.replace("\r\n", "\n")))
-    fences = [token for token in MARKDOWN.parse(text) if token.type == "fence"]
+    blocks = _blocks(text)
+    blocks += [inner for language, page in blocks if language in PAGES for inner in _blocks(page)]
     for wanted in (languages, ("",)):
-        blocks = [fence.content for fence in fences if _language(fence.info) in wanted]
-        if blocks:
-            return blocks[-1]
+        contents = [content for language, content in blocks if language in wanted]
+        if contents:
+            return contents[-1]
     return completion
+
+
+def _blocks(text: str) -> list[tuple[str, str]]:
+    """Return the languages and contents of the fenced blocks."""
+    tokens = MARKDOWN.parse(text)
+    return [(_language(token.info), token.content) for token in tokens if token.type == "fence"]
 
 
 def _language(info: str) -> str:
     """Return the language of an info string without its version; "" if it names none."""
-    name = re.match(r"[{.\s]*([\w+#.-]*)", info)
-    return name[1].lower().rstrip("0123456789.") if name else ""
+    name = re.match(r"[{.\s]*(?:#[\w-]+[.\s]+)?([\w+#.-]*)", info)
+    return name[1].lower().rstrip("0123456789.-") if name else ""

@@ -8,6 +8,7 @@ Every step takes time in proportion to the text.
 
 import re
 from fractions import Fraction
+from functools import lru_cache
 from typing import NamedTuple
 from unicodedata import normalize
 
@@ -131,6 +132,7 @@ def last_number(text: str) -> Number | None:
     return None
 
 
+@lru_cache(maxsize=1024)
 def read_number(answer: str) -> Number:
     r"""Return the number that an answer is, or ends with after "####", "\boxed" or "=".
 

@@ -14,7 +14,7 @@ PYTHON = [
         for info in (
             "", "py", "python3", "Python", "PYTHON", "Py", "python3.11", " python ", "python\t",
             'python title="x"', "{.python}", "{.python .numberLines}", "{python}", "python,ignore",
-            "python:main.py", "python{1,3}",
+            "python:main.py", "python{1,3}", "{#main .python}", "Python 3", "python3 -u",
         )
     ),
     ("tildes", "~~~python\nX\n~~~", "X\n"),
@@ -48,6 +48,10 @@ PYTHON = [
     ("other languages only", "```bash\nls\n```", None),
     ("inline", "Use ```python X``` here", None),
     ("prose between", "```python\nX\n```\nSee `X` and ``Y``.\n", "X\n"),
+    ("a page around", "````markdown\n# Run\n```python\nX\n```\n````", "X\n"),
+    ("a page around, cut short", "```md\n```python\nX\n```\nDone.\n```", "X\n"),
+    ("white space after", "```python  \nX\n```  \nDone.", "X\n"),
+    ("output with a name", "```python\nX\n```\n```output\n1\n```\n```\n2\n```", "X\n"),
     ("empty", "```python\n```", ""),
     ("thought before", "<think>\n```python\nX\n```\n</think>\n```python\nY\n```", "Y\n"),
 ]  # fmt: skip
