@@ -31,38 +31,32 @@ FOREIGN = (
 )
 NO_NUMBER = " 0π"
 """An expression with digits that is no number; "π" beside a number makes it such a one."""
-PLAIN = [
-    (re.compile(pattern), replacement)
-    for pattern, replacement in (
-        (r"\\\\", "\n"),
-        (r"\{,\}", ","),
-        (r"\\!", ""),
-        (r"\\[,;: >()\[\]]|~|[^\S\n]", " "),
-        (r"\\([%$#&_{}])", r"\1"),
-        (r" ?\\(?:times|cdot)(?![a-zA-Z]) ?", "×"),
-        (r"\^ ?\{? ?\\circ ?\}?|\\degree(?![a-zA-Z])", "°"),
-        (r"\\(?:[lg]eq?|[lg]t|neq?)(?![a-zA-Z])", "<"),
-        # commands that change no number
-        (
-            r"\\(?:begin|end) ?\{[^{}]*+\}|\\(?:d?text(?:bf|it|rm|style)?|math(?:rm|bf|it|sf)|item|"
-            r"displaystyle|boxed|[fm]box|operatorname|left|right|[bB]igg?[lr]?|q?quad|approx|iff|"
-            r"simeq|equiv|to|implies|(?:Long)?[rR]ightarrow|therefore|because|blacksquare|square|"
-            r"checkmark)(?![a-zA-Z])",
-            " ",
-        ),
-        (r"(?<=\d) *(?=\\[dtc]?frac)", " "),
-        (
-            r"\\[dtc]?frac *(?:\{ *([-+]?[\d.,]+) *\}|(\d)) *(?:\{ *([-+]?[\d.,]+) *\}|(\d))(?!\d)",
-            r"\1\2/\3\4",
-        ),
-        (r"(?<=\d) ?(?:\*\*|\^) ?(?=[{(]?[-+]?\d)", "^"),
-        (r"\^ *[{(] *([-+]?\d+) *[})]", r"^\1"),
-        (r"(?<!\w)__?(?=[-+$\d])|(?<=\d)__?(?![\w{])", ""),  # "__7__"
-        (r"- ?[({]([\d.,/]+)[)}]", r"-\1"),
-        (r"(?<![\d)] )\b(?:minus|negative) +(?=[\d.$€£¥₹])", "-"),
-        (r"((?:\A|[=(\[{$:<>≈]|\b(?:is|equals)) *[-+]) +(?=[\d.$€£¥₹])", r"\1"),  # "is - 3"
-    )
-]
+LATEX = {
+    r"\\\\": "\n",
+    r"\\!": "",
+    r"\\[,;: >()\[\]]": " ",
+    r"\\([%$#&_{}])": r"\1",
+    r" ?\\(?:times|cdot)(?![a-zA-Z]) ?": "×",
+    r"\^ ?\{? ?\\circ ?\}?|\\degree(?![a-zA-Z])": "°",
+    r"\\(?:[lg]eq?|[lg]t|neq?)(?![a-zA-Z])": "<",
+    # commands that change no number
+    r"\\(?:begin|end) ?\{[^{}]*+\}|\\(?:d?text(?:bf|it|rm|style)?|math(?:rm|bf|it|sf)|displaystyle|"
+    r"boxed|[fm]box|operatorname|left|right|[bB]igg?[lr]?|q?quad|approx|simeq|equiv|to|implies|iff|"
+    r"(?:Long)?[rR]ightarrow|therefore|because|blacksquare|square|checkmark|item)(?![a-zA-Z])": " ",
+    r"(?<=\d) *(?=\\[dtc]?frac)": " ",
+    r"\\[dtc]?frac *(?:\{ *([-+]?[\d.,]+) *\}|(\d)) *(?:\{ *([-+]?[\d.,]+) *\}|(\d))(?!\d)": (
+        r"\1\2/\3\4"
+    ),
+}
+PLAIN = {
+    r"(?<=\d) ?(?:\*\*|\^) ?(?=[{(]?[-+]?\d)": "^",
+    r"\^ *[{(] *([-+]?\d+) *[})]": r"^\1",
+    r"(?<!\w)__?(?=[-+$\d])|(?<=\d)__?(?![\w{])": "",  # "__7__"
+    r"- ?[({]([\d.,/]+)[)}]": r"-\1",
+    r"(?<![\d)] )\b(?:minus|negative) +(?=[\d.$€£¥₹])": "-",
+    r"((?:\A|[=(\[{$:<>≈]|\b(?:is|equals)) *[-+]) +(?=[\d.$€£¥₹])": r"\1",  # "is - 3"
+}
+"""Patterns and what takes the place of their matches, in this order."""
 EXPRESSION = re.compile(
     r"(?:\\[a-zA-Z]+\*?(?: ?\[[^][{}\\]{0,99}\])?(?: ?\{[^{}]*+\})*|[√±∓∞π])(?: ?[-+]?[\d.]++)?"
     r"|(?<=[^\W\d])\([^()\n]*+\)"
@@ -154,11 +148,12 @@ def read_number(answer: str) -> Number:
 
 def _plain(text: str) -> str:
     if not text.isascii():
-        for pattern, rewrite in FOREIGN:
-            text = pattern.sub(rewrite, text)
+        for foreign, rewrite in FOREIGN:
+            text = foreign.sub(rewrite, text)
         text = text.translate(CHARACTERS)
-    for pattern, replacement in PLAIN:
-        text = pattern.sub(replacement, text)
+    text = re.sub(r"~|[^\S\n ]", " ", text.replace("{,}", ","))
+    for pattern, replacement in (LATEX | PLAIN if "\\" in text else PLAIN).items():
+        text = re.sub(pattern, replacement, text)
     return EXPRESSION.sub(_without_number, text)
 
 
