@@ -52,13 +52,23 @@ def is_finite(value: Any) -> bool:
 def parts_of(name: str, returned: Any) -> dict[str, float]:
     """Name the parts of a score: by the reward's name, or "name/key" for each key of a mapping.
 
-    Raises NoNumber for a value that is not a finite number, and for too many or too long names.
+    Raises NoNumber for a value that is not a finite number, for keys that are one text, such as 1
+    and "1", and for too many or too long names.
     """
     named = {name: returned}
     if isinstance(returned, Mapping) and returned:
         if len(returned) > MOST_PARTS:
             raise NoNumber(f"returned {len(returned)} numbers, must be at most {MOST_PARTS}")
-        named = {f"{name}/{key}": value for key, value in returned.items()}
+        named = {}
+        keys: dict[str, Any] = {}
+        for key, value in returned.items():
+            other = keys.setdefault(f"{key}", key)
+            if other is not key:
+                raise NoNumber(
+                    f"returned numbers for the keys {shown(other)} and {shown(key)}, which would "
+                    "have one name; must be different texts"
+                )
+            named[f"{name}/{key}"] = value
     for key, value in named.items():
         if not is_finite(value):
             raise NoNumber(f"returned {shown(value)} for {shown(key)}, must be a finite number")

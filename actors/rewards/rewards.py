@@ -22,6 +22,7 @@ from actors.rewards.find_reward import (
     parts_of,
 )
 from actors.rewards.learned import LearnedReward, TextScorer
+from actors.rewards.numbers import read_number
 from actors.rewards.pool import RewardPool
 from actors.sandbox.sandbox import check_code_execution, check_compute_sandbox
 from actors.shipped import REWARDS
@@ -156,23 +157,29 @@ def load_rewards(
 
 
 def check_scorable(names: Sequence[str], prompts: Iterable[Prompt]) -> None:
-    """Raise InputError if prompts lack what the shipped rewards need: an answer, entry or tests."""
+    """Raise InputError if prompts lack what shipped rewards can read: an answer, entry or tests."""
     compare = [name for name in REWARDS if name in names and REWARDS[name].traits.needs_answer]
     for prompt in prompts:
-        if compare and prompt.answer is None:
+        if compare and not (prompt.answer or "").strip():
             raise InputError(
                 f"actors.reward = {compare[0]!r} compares with the answer of a prompt, and prompt "
-                f"{prompt.prompt_id!r} has none; give answers, or a reward that needs none"
+                f"{prompt.prompt_id!r} has {'none' if prompt.answer is None else 'an empty one'}; "
+                "give answers, or a reward that needs none"
             )
         if "reasoning_gym" in names and "entry" not in prompt.metadata:
             raise InputError(
                 "actors.reward = 'reasoning_gym' scores problems of a source reasoning_gym:TASK, "
                 f"and prompt {prompt.prompt_id!r} is not one; give another reward"
             )
-        if "code" in names:
+        readers: dict[str, tuple[Callable[[Any], object], Any]] = {
+            "numeric_match": (read_number, prompt.answer),
+            "code": (read_tests, prompt.metadata.get("tests")),
+        }
+        for name, (read, value) in readers.items():
             try:
-                read_tests(prompt.metadata.get("tests"))
+                if name in names:
+                    read(value)
             except ValueError as error:
                 raise InputError(
-                    f"actors.reward = 'code': prompt {prompt.prompt_id!r}: {error}"
+                    f"actors.reward = {name!r}: prompt {prompt.prompt_id!r}: {error}"
                 ) from None
