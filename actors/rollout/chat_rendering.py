@@ -150,7 +150,7 @@ class Renderer:
         if messages and messages[-1].role == "assistant":
             return messages[-1].content
         opened = self.generation_prompt[0] if self.generation_prompt else ""
-        return "" if _is_closed(opened) else opened
+        return opened if opened.strip() and not _is_closed(opened) else ""
 
     def following(self, text: str) -> list[int]:
         """Return the ids of what the policy says: special tokens in it stand for themselves."""
@@ -200,7 +200,7 @@ class Renderer:
                 "end the prompt with a message of another role"
             )
         opened, lacking = self.generation_prompt
-        if opened and (not _is_closed(opened) or begun.content.startswith(opened.split()[:1][0])):
+        if not _is_closed(opened) or begun.content.startswith(opened.split()[0]):
             text = text.removesuffix(opened)
         return text + lacking + begun.content
 

@@ -7,9 +7,9 @@ from actors.config import ActorsConfig
 from actors.engines.model_folder import context_length, end_ids, load_tokenizer, vocabulary_size
 from actors.environments.load_environment import shipped_opening
 from actors.errors import PromptRefused
-from actors.rollout.chat_rendering import Renderer, renderer_for
+from actors.rollout.chat_rendering import renderer_for
 from actors.rollout.stops import load_stops
-from actors.rollout.template_notes import end_note, marker_notes, prompt_notes
+from actors.rollout.template_notes import end_notes, marker_notes, prompt_notes
 from headway.errors import InputError
 from queues.records import Prompt
 
@@ -39,31 +39,10 @@ def check_fit(model_path: str, config: ActorsConfig, prompts: Iterable[Prompt]) 
         )
     renderer = renderer_for(tokenizer, config)
     stops = load_stops(renderer, config.stop)
-    has_system = _check_lengths(model_path, config, renderer, prompts, context)
-    for note in (
-        *prompt_notes(renderer, has_system=has_system),
-        end_note(renderer, stops, end_ids(model_path, tokenizer)),
-    ):
-        if note:
-            LOG.warning("the chat template of %s %s", model_path, note)
-    for note in marker_notes(renderer, stops, config):
-        LOG.warning("the marker %s", note)
-
-
-def _check_lengths(
-    model_path: str,
-    config: ActorsConfig,
-    renderer: Renderer,
-    prompts: Iterable[Prompt],
-    context: int,
-) -> bool:
-    """Refuse prompts that cannot be rendered; return True if one has a system message."""
-    begin, has_system = shipped_opening(config), False
-    if begin is None:
-        return False
-    for prompt in prompts:
+    begin = shipped_opening(config)
+    openings = [(prompt, begin(prompt)) for prompt in prompts] if begin else []
+    for prompt, messages in openings:
         try:
-            messages = begin(prompt)
             length = len(renderer.prompt(messages))
         except PromptRefused as error:
             raise InputError(f"prompt {prompt.prompt_id!r}: {error}") from None
@@ -75,5 +54,9 @@ def _check_lengths(
                 f"prompt {prompt.prompt_id!r} has {length} tokens, must have from 1 to "
                 f"{context - 1}, one less than {limit}"
             )
-        has_system |= any(message.role == "system" for message in messages)
-    return has_system
+    roles = {message.role for _, messages in openings for message in messages}
+    ends = end_ids(model_path, tokenizer)
+    for note in (*prompt_notes(renderer, roles), *end_notes(renderer, stops, ends)):
+        LOG.warning("the chat template of %s %s", model_path, note)
+    for note in marker_notes(renderer, stops, config):
+        LOG.warning("the marker %s", note)

@@ -1,6 +1,7 @@
 """What nobody would expect of a chat template, or of markers, and is said before a run."""
 
 from collections.abc import Collection, Iterator
+from contextlib import suppress
 
 from actors.config import ActorsConfig
 from actors.environments.protocol import Message
@@ -14,14 +15,14 @@ from headway.errors import InputError
 SYSTEM, QUESTION = Message("system", "\ue001"), Message("user", "\ue002")
 
 
-def prompt_notes(renderer: Renderer, *, has_system: bool) -> Iterator[str]:
-    """Yield what the chat template leaves out of prompts; `has_system`: some have that message.
+def prompt_notes(renderer: Renderer, roles: Collection[str]) -> Iterator[str]:
+    """Yield what the chat template leaves out of prompts, whose messages have these `roles`.
 
-    Raises InputError if that is the user's message.
+    Raises InputError if it leaves out the user's message.
     """
     if not renderer.templated:
         return
-    lacking = (renderer.generation_prompt or ("", ""))[1].strip()
+    control, lacking = renderer.control, (renderer.generation_prompt or ("", ""))[1].strip()
     try:
         plain, begun = (renderer.written([QUESTION], reply=reply) for reply in (False, True))
         if QUESTION.content not in plain:
@@ -38,26 +39,24 @@ def prompt_notes(renderer: Renderer, *, has_system: bool) -> Iterator[str]:
     between = after.partition(QUESTION.content)[0] if QUESTION.content in after else before
     if not found:
         yield "drops the system message: the policy does not see it"
-    elif has_system and renderer.control.written(text) and not renderer.control.written(between):
+    elif "system" in roles and control.written(text) and not control.written(between):
         yield "writes the system message into that of the user, without a turn of its own"
 
 
-def end_note(renderer: Renderer, stops: Stops, end_ids: Collection[int]) -> str | None:
-    """Return a note if messages end in the chat template where engines do not stop by themselves.
+def end_notes(renderer: Renderer, stops: Stops, end_ids: Collection[int]) -> Iterator[str]:
+    """Yield a note if messages end in the chat template where engines do not stop by themselves.
 
     `end_ids` are the end-of-sequence tokens of the model.
     """
-    try:
+    with suppress(InputError, PromptRefused):  # a template of use for single turns all the same
         end = renderer.turn_end()
         written = encode(renderer.tokenizer, end)
-    except (InputError, PromptRefused):  # of use for single turns all the same
-        return None
-    ends = f"ends messages with {end!r}, which is no end-of-sequence token of the model"
-    if stops.automatic and not {*stops.automatic} & {*end_ids}:
-        return f"{ends}: rollouts stop there too, as with actors.stop, and warm starts teach it"
-    if written and Stops(renderer, stops.strings, (*stops.ids, *end_ids)).find(written) is None:
-        return f"{ends} nor one of actors.stop: name it there, or rollouts may run to their limit"
-    return None
+        stop = Stops(renderer, stops.strings, (*stops.ids, *end_ids)).find(written)
+        told = f"ends messages with {end!r}, which is no end-of-sequence token of the model"
+        if stops.automatic and not {*stops.automatic} & {*end_ids}:
+            yield f"{told}: rollouts stop there too, as with actors.stop, and warm starts teach it"
+        elif written and stop is None:
+            yield f"{told} nor one of actors.stop: name it there, or rollouts may not end"
 
 
 def marker_notes(renderer: Renderer, stops: Stops, config: ActorsConfig) -> Iterator[str]:

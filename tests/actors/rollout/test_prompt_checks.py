@@ -58,7 +58,7 @@ def said(folder, caplog, *, template=EACH + PROMPT, messages=ASKED, eos=20001, *
         ("", ["system", "user"], None),
         (EACH.replace("<|im_end|>", "") + PROMPT, ["user"], "ends messages with '\\n', which is no "
          "end-of-sequence token of the model nor one of actors.stop: name it there, or rollouts "
-         "may run to their limit"),
+         "may not end"),
     ],
 )  # fmt: skip
 def test_what_a_chat_template_leaves_out_is_said(tmp_path, caplog, template, roles, note):
