@@ -154,9 +154,13 @@ class ActorsConfig(Section):
     prompt is rendered: rollouts, evaluations, `headway sft` and reward models."""
     stop: tuple[StopString | StopId, ...] = ()
     """Texts and token ids that end a message of the policy, besides the model's end-of-sequence
-    tokens. The token that completes a stop is the last one that is sampled, and it trains."""
+    tokens and the token that ends messages in the chat template. The token that completes a stop is
+    the last one that is sampled, and it trains."""
     include_stop: bool = False
     """Leave the stop in the completion that rewards and environments see; else it is cut off."""
+    skip_special_tokens: bool = False
+    """Leave all special tokens out of the text that rewards and environments see, <think> and
+    <tool_call> too where they are ones; else only those with a name, such as EOS and padding."""
     max_concurrent_rollouts: Resumable[int] = Field(default=128, ge=1)
     """Rollouts that one engine generates at once; at least prompts.group_size, and one more with
     greedy_baseline."""

@@ -31,6 +31,8 @@ from queues.records import FinishReason, Lease, Purpose, Rollout, TurnReward
 
 LONGEST_TOKEN = 200
 """Characters of a token at most, for an answer of an environment to be tokenised at all."""
+LONGEST_CHARACTER = 8
+"""Tokens before a reply that are decoded with it, where they are of the same message."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -84,6 +86,8 @@ class Episode:
         self._prompt_length = 0
         self._turns = 0
         self._turn_rewards: list[TurnReward] = []
+        self._begun = ""
+        """Text that the policy's present message begins with, and that was not sampled."""
         self._reply = ""
         """The last message of the policy."""
         self._left_out = 0
@@ -91,7 +95,9 @@ class Episode:
 
     async def play(self) -> Rollout:
         """Take turns until the rollout ends, and score it unless it was interrupted."""
-        self._open(await self._conversation.begin())
+        messages = await self._conversation.begin()
+        self._open(messages)
+        self._begun = self._runner.renderer.begun(messages)
         finish_reason = None
         while finish_reason is None:
             finish_reason = await self._turn()
@@ -122,12 +128,17 @@ class Episode:
         generation = await self._generate()
         transcript.sample(generation)
         finish_reason = generation.finish_reason
-        if (length := stops.find(transcript.token_ids[began:])) is not None:
+        length = stops.find(transcript.token_ids[began:])
+        if length is not None:
             transcript.cut(began + length)
             finish_reason = FinishReason.STOP
         if finish_reason is FinishReason.ABORTED:
             return finish_reason
-        self._reply = stops.text(transcript.token_ids[began:])
+        self._reply = self._begun + stops.text(
+            transcript.token_ids[began:],
+            before=transcript.token_ids[:began][-LONGEST_CHARACTER:] if self._begun else (),
+            ended=length is None and finish_reason is FinishReason.STOP,
+        )
         turn = await self._conversation.step(self._reply)
         if turn.reward is not None:
             last_token = len(transcript.token_ids) - 1
@@ -150,6 +161,7 @@ class Episode:
             self._left_out = len(ids)
             return False
         self._transcript.inject(ids)
+        self._begun = self._runner.renderer.begun(messages)
         return True
 
     def _rendered(self, render: Callable[..., list[int]], *arguments: Any) -> list[int]:

@@ -13,7 +13,7 @@ from actors.engines.model_folder import load_tokenizer
 from actors.environments.load_environment import shipped_opening
 from actors.environments.single_turn import opening
 from actors.errors import SourceFailed
-from actors.rollout.chat_rendering import Renderer
+from actors.rollout.chat_rendering import renderer_for
 from actors.sources.filters import shorter, within_tokens, without_heldout
 from actors.sources.fingerprints import go_on, of_prompts, watched
 from actors.sources.load_source import load_source
@@ -72,7 +72,7 @@ def open_prompts(
     )
     if prompts.max_tokens is not None and model_path is not None:
         actors, tokenizer = config.actors, load_tokenizer(model_path)
-        renderer = Renderer(tokenizer, actors.chat_template, actors.chat_template_options)
+        renderer = renderer_for(tokenizer, actors)
         fits = shorter(renderer, prompts.max_tokens, shipped_opening(actors) or opening)
         source = within_tokens(source, fits)
         kept = [problem for problem in problems if fits(problem)]
