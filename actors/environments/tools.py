@@ -196,7 +196,7 @@ def _load(path: str, options: ToolOptions, code_execution: str) -> tuple[str, To
     try:
         return name, _tool(name, function)
     except Exception as error:
-        problem = _said(error).partition("\n")[0]
+        problem = _said(error).partition("\n")[0].partition(". ")[0].rstrip(".")
         raise InputError(
             f"actors.environment_options.tools: {path!r} cannot be described to the policy: "
             f"{problem}; it needs parameters with types that JSON has"
