@@ -2,7 +2,9 @@
 
 import asyncio
 import errno
+import itertools
 import os
+import re
 import time
 from contextlib import suppress
 
@@ -12,6 +14,7 @@ from fakes import POOL
 
 from actors.errors import RewardFailed
 from actors.rewards.pool import RewardPool
+from actors.rewards.process import memory_kills
 from actors.rewards.rewards import load_rewards
 from headway.errors import InputError
 from queues.records import Prompt
@@ -30,6 +33,27 @@ def pool():
 
 def rewards(name, pool, *, timeout=20.0, **options):
     return load_rewards([name], timeout=timeout, pool=pool, options={name: options})
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        "forks spawns serves_forks executes manages executes_beside_a_loop",
+        "forks_and_leaves forks_and_returns",
+        "runs gets_a_loop_and_closes_it runs gets_a_loop_and_closes_it returns_a_task "
+        "runs_programs",
+        "is_in_the_main_thread times_itself_out leaves_an_alarm sleeps_in_its_folder "
+        "leaves_its_folder sleeps_in_its_folder leaves_a_thread reads",
+    ],
+)
+async def test_a_reward_may_use_its_process_as_a_script_would_and_the_next_does_not_notice(
+    pool, names
+):
+    scores = {}
+    for name in names.split():
+        scores[name] = (await rewards(f"ordinary_rewards:{name}", pool).score(SUM, "7")).total
+    assert scores == dict.fromkeys(names.split(), 1.0)
+    assert len(pool.alive) <= 2
 
 
 async def warmed(name, pool, **options):
@@ -103,6 +127,62 @@ def test_a_process_that_cannot_be_started_fails_the_reward_and_the_next_call_sta
     assert not pool.alive
     assert not running("actors.rewards.process_main")
     assert sum(asyncio.run(score()).values()) == 1.0
+
+
+@pytest.mark.parametrize(
+    ("number", "times", "calls", "said"),
+    [
+        ("SIGKILL", "once", 2, r"killed from outside \(SIGKILL\); .*: 2 by /proc/vmstat; it is"),
+        ("SIGTERM", "once", 2, r"killed from outside \(SIGTERM\); .*: 0; it is called again"),
+        ("SIGKILL", "always", 3, r"killed from outside \(SIGKILL\); .*; so did 2 calls before$"),
+        ("SIGABRT", "once", 1, r"ended its process \(SIGABRT\)$"),
+    ],
+)
+async def test_a_call_whose_process_is_killed_from_outside_is_repeated_within_a_limit(
+    pool, monkeypatch, tmp_path, caplog, number, times, calls, said
+):
+    kills = itertools.count(step=2 if "2 by" in said else 0)
+    counted = lambda: {"/proc/vmstat": next(kills)}  # noqa: E731
+    monkeypatch.setattr("actors.rewards.process.memory_kills", counted)
+    monkeypatch.setattr("actors.rewards.pool.PAUSES", (0.01, 0.02))
+    metadata = {"note": str(tmp_path / "killed"), "times": times, "signal": number}
+    prompt = Prompt(prompt_id="a/0/0", text="?", metadata=metadata)
+    scoring = rewards("ordinary_rewards:kills_itself", pool).score(prompt, "7")
+    if calls == 2:
+        assert (await scoring).total == 1.0
+        assert re.search(said, caplog.text)
+    else:
+        with pytest.raises(RewardFailed, match=said):
+            await scoring
+    assert caplog.text.count("it is called again in") == calls - 1
+
+
+@pytest.mark.parametrize("name", ["ordinary_rewards:sleeps_in_its_folder", "similarity"])
+async def test_rewards_are_scored_though_their_idle_processes_are_killed(pool, monkeypatch, name):
+    monkeypatch.setattr("actors.rewards.pool.PAUSES", (0.01,))
+    reward = await warmed(name, pool)
+    for process in psutil.Process().children(recursive=True):
+        process.kill()
+    assert (await reward.score(SUM, "7")).total == 1.0
+
+
+@pytest.mark.parametrize(
+    ("groups", "files"),
+    [
+        ("", {"proc/vmstat": 3}),
+        ("0::/a b\n", {"proc/vmstat": 3, "sys/fs/cgroup/a b/memory.events": 2}),
+        ("0::/\n", {"proc/vmstat": 3, "sys/fs/cgroup/memory.events": 0}),
+        ("4:memory:/a\n1:cpu:/\n0::/\n", {"sys/fs/cgroup/memory/a/memory.oom_control": 5}),
+        ("4:memory:/elsewhere\n", {}),
+    ],
+)
+def test_the_kernel_says_what_it_ended_for_lack_of_memory(tmp_path, groups, files):
+    for path, count in {**files, "proc/self/cgroup": None}.items():
+        file = tmp_path / path
+        file.parent.mkdir(parents=True, exist_ok=True)
+        text = f"oom 9\noom_kill {count}\noom_group_kill 7\n"
+        file.write_text(groups if count is None else text)
+    assert memory_kills(tmp_path) == {f"/{path}": count for path, count in files.items()}
 
 
 @pytest.mark.parametrize("name", ["sleeps", "loops_in_c"])
@@ -229,6 +309,11 @@ def test_rewards_see_no_secret_but_those_that_the_recipe_names(monkeypatch):
                 assert result.total == 0.0
         finally:
             pool.close()
+
+
+def test_what_a_reward_prints_is_shown_at_once(pool, capfd):
+    assert asyncio.run(rewards("ordinary_rewards:says_so", pool).score(SUM, "7")).total == 1.0
+    until(lambda: "said so\n" in capfd.readouterr().err, 20)
 
 
 def test_what_rewards_print_is_forwarded_up_to_a_limit(pool, capfd):
