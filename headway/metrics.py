@@ -5,7 +5,9 @@ import hmac
 import json
 import socket
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping
+import time
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from socketserver import ThreadingMixIn
 from typing import Any, NamedTuple
@@ -21,9 +23,10 @@ PUBLISHED = ("resident_memory_bytes", "cpu_seconds")
 TOKEN_VARIABLE = "HEADWAY_METRICS_TOKEN"
 """Environment variable of the driver, and of `headway top`, with the token of `MetricsAccess`."""
 CONNECTIONS = 32
-"""Most connections that a server keeps open; others are closed at once."""
+"""Most connections of each kind: of clients whose request is still read, where a new one takes the
+place of the oldest; that are answered by a public page; that are answered otherwise."""
 REQUEST_SECONDS = 10.0
-"""Longest wait for a part of a request."""
+"""Longest that a connection may last, from its beginning to the last byte of the answer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +108,8 @@ class MetricsServer:
             start_response(status, [("Content-Type", "application/json")])
             return [json.dumps(content).encode()]
 
-        self._server = _Server(access.host, port)
+        public = {path for path, page in (pages or {}).items() if page.public}
+        self._server = _Server(access.host, port, public)
         self._server.set_app(answer)
         self.port: int = self._server.server_port
         self._thread = threading.Thread(target=self._server.serve_forever, daemon=True)
@@ -119,35 +123,83 @@ class MetricsServer:
 
 
 class _Handler(WSGIRequestHandler):
-    timeout = REQUEST_SECONDS
+    """A connection with one request, which needs a slot of its kind once it has been read."""
+
+    server: "_Server"
+    _slot: threading.BoundedSemaphore | None = None
+
+    def parse_request(self) -> bool:
+        if not (super().parse_request() and self.server.has_read(self.connection)):
+            return False
+        slot = self.server.slots[self.path.partition("?")[0] in self.server.public]
+        if not slot.acquire(blocking=False):
+            self.send_error(503)
+            return False
+        self._slot = slot
+        return True
+
+    def finish(self) -> None:
+        try:
+            super().finish()
+        finally:
+            if self._slot:
+                self._slot.release()
 
     def log_message(self, format: str, *args: Any) -> None:  # noqa: A002  (its own name)
         pass
 
 
 class _Server(ThreadingMixIn, WSGIServer):
-    """A server with a thread for each of at most CONNECTIONS connections, which logs nothing."""
+    """A server with a thread for each connection, bounded in number and time; it logs nothing."""
 
     daemon_threads = True
+    request_queue_size = 128
 
-    def __init__(self, host: str, port: int) -> None:
+    def __init__(self, host: str, port: int, public: Container[str]) -> None:
         kind = socket.SOCK_STREAM
         [(family, _, _, _, address), *_] = socket.getaddrinfo(host, port, type=kind)
         self.address_family = family
-        self._free = threading.BoundedSemaphore(CONNECTIONS)
+        self.public = public
+        self.slots = {kind: threading.BoundedSemaphore(CONNECTIONS) for kind in (True, False)}
+        """Of public pages, and of everything else."""
+        self._open: dict[Any, float] = {}
+        """The latest time at which each connection ends, from the oldest to the newest."""
+        self._reading: dict[Any, None] = {}
+        """Those of them whose request has not been read yet."""
+        self._lock = threading.Lock()
         super().__init__((str(address[0]), port), _Handler)
 
     def process_request(self, request: Any, client_address: Any) -> None:
-        if self._free.acquire(blocking=False):
-            super().process_request(request, client_address)
-        else:
-            self.shutdown_request(request)
+        with self._lock:
+            if len(self._reading) >= CONNECTIONS:
+                self._cut(next(iter(self._reading)))
+            self._open[request] = time.monotonic() + REQUEST_SECONDS
+            self._reading[request] = None
+        super().process_request(request, client_address)
 
-    def process_request_thread(self, request: Any, client_address: Any) -> None:
-        try:
-            super().process_request_thread(request, client_address)
-        finally:
-            self._free.release()
+    def has_read(self, request: Any) -> bool:
+        """Note that the request of a connection was read; return False if it came too late."""
+        with self._lock:
+            in_time = request in self._reading
+            self._reading.pop(request, None)
+            return in_time
+
+    def service_actions(self) -> None:
+        with self._lock:
+            for request in [r for r, end in self._open.items() if end < time.monotonic()]:
+                self._cut(request)
+
+    def _cut(self, request: Any) -> None:
+        """End a connection, whose thread wakes by that; the lock is held."""
+        self._reading.pop(request, None)
+        with suppress(OSError):
+            request.shutdown(socket.SHUT_RDWR)
+
+    def shutdown_request(self, request: Any) -> None:
+        with self._lock:
+            self._open.pop(request, None)
+            self._reading.pop(request, None)
+        super().shutdown_request(request)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         pass  # a client that broke off, or that asks for nonsense

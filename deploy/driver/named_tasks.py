@@ -27,7 +27,8 @@ def named(name: str, work: Awaitable[Any]) -> "asyncio.Task[Any]":
             cause = (error.cause or error) if isinstance(error, RayTaskError) else error
             if isinstance(cause, HeadwayError):
                 raise RunFailed(f"{name}: {cause}", exit_code=cause.exit_code) from error
-            raise RunFailed(f"{name}: {cause!r}") from error
+            shown = str(cause) if isinstance(cause, OSError) and cause.filename else repr(cause)
+            raise RunFailed(f"{name}: {shown}") from error
 
     return asyncio.create_task(explained(), name=name)
 
@@ -49,4 +50,4 @@ async def all_or_first_error(
     finally:
         for task in pending:
             task.cancel()
-        await asyncio.gather(*pending, return_exceptions=True)
+        await asyncio.gather(*needed, *extra, return_exceptions=True)
