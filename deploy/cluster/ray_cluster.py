@@ -84,7 +84,7 @@ def cluster(config: RunConfig, logs: Path, *, may_lack: bool = False) -> Iterato
             if local:
                 collect_ray_logs(output, logs)
             seconds = 0.0 if is_bad_input(error) else FOLLOWS_SECONDS
-            if (name := _dead(servers, seconds)) is not None:
+            if local and (name := _dead(servers, seconds)) is not None:
                 raise _died(_agent(output) or name) from error
             raise
         finally:
@@ -142,7 +142,7 @@ async def fail_with_ray() -> NoReturn:
     finally:
         for death in deaths:
             death.cancel()
-    raise _died(next(name for name in SERVERS if name not in servers or not lives(servers[name])))
+    raise _died(_dead(servers) or "raylet")
 
 
 def _servers() -> dict[str, psutil.Process]:
@@ -173,14 +173,14 @@ async def _await_death(process: psutil.Process) -> None:
             os.close(descriptor)
 
 
-def _dead(servers: Mapping[str, psutil.Process], seconds: float) -> str | None:
+def _dead(servers: Mapping[str, psutil.Process], seconds: float = 0.0) -> str | None:
     """Return the name of a server that is dead, or dies within some seconds."""
     deadline = time.monotonic() + seconds
     while True:
-        for name, process in servers.items():
-            if not lives(process):
+        for name in SERVERS:
+            if name not in servers or not lives(servers[name]):
                 return name
-        if time.monotonic() >= deadline or not servers:
+        if time.monotonic() >= deadline:
             return None
         time.sleep(0.05)
 
