@@ -102,7 +102,7 @@ def _run_command(process: Session | None) -> Any:
     except (KeyboardInterrupt, SystemExit) as leaving:
         # typer turns the first into the second
         if isinstance(leaving, KeyboardInterrupt) or leaving.code == Interrupted.exit_code:
-            _print_error(STOPPED)
+            _print_error(STOPPED + (process.hint if process is not None else ""))
             sys.exit(Interrupted.exit_code)
         raise
     except (HeadwayError, OSError) as error:
@@ -116,10 +116,13 @@ def _run_command(process: Session | None) -> Any:
 def _end_leftovers(run: Path) -> None:
     """End what a killed session of a run has left, unless another command has the run by now."""
     from deploy.cluster.cleanup import end_leftovers
+    from deploy.cluster.worker_logs import end_killed_session
+    from deploy.storage.run_directory import RunDirectory
     from headway.file_lock import locked
 
-    with suppress(OSError), locked(run / session_process.DRIVER_LOCK):
+    with suppress(OSError, HeadwayError), locked(run / session_process.DRIVER_LOCK):
         end_leftovers(run)
+        end_killed_session(RunDirectory(run))
 
 
 def _print_error(message: str) -> None:

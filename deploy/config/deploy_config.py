@@ -128,7 +128,7 @@ class DeployConfig(Section):
     """Restarts in a row of an actor, the learner, the command itself or another process that dies,
     before the run is ended with its last error. An actor is counted anew once it has finished a
     rollout or worked for 10 minutes, the learner once it has trained a new batch, others after
-    either."""
+    either. What fails twice in the same way before it has done any work is not restarted again."""
 
     @field_validator("runs_dir", "checkpoint_dir", "backup_dir")
     @classmethod
