@@ -14,11 +14,12 @@ from pathlib import Path
 from typing import Any
 
 from actors.environments.protocol import Message
-from actors.foreign_text import unencodable
-from actors.sources.files import SUFFIXES, read_table
+from actors.foreign_text import lost_backslash, unencodable
+from actors.sources.files import SUFFIXES, read_table, suffix_of
 from actors.sources.filters import PATIENCE
 from actors.sources.hub_dataset import DatasetChoice, dataset_rows
 from actors.sources.load_source import load_source
+from actors.sources.public_formats import MESSAGES
 from actors.sources.rows import ROLES, Row, plain_text, read_messages
 from headway.errors import InputError
 from headway.options import parse_options
@@ -27,7 +28,6 @@ from headway.user_code import check_call, refuse_unknown_options, shown, where_r
 Messages = tuple[Message, ...]
 Example = tuple[str | Messages, ...]
 DATASETS = "datasets:"
-CONVERSATION_FIELD = "messages"
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,13 +50,13 @@ class ExampleKind:
         names = ", ".join(self.fields)
         if isinstance(row, ValueError):
             raise ValueError(f"expected an object with the strings {names}: {shown(row)}")
-        has_messages = isinstance(row, Mapping) and row.get(CONVERSATION_FIELD) is not None
+        has_messages = isinstance(row, Mapping) and row.get(MESSAGES) is not None
         if self.conversations and has_messages:
-            return self.read(row[CONVERSATION_FIELD])
+            return self.read(row[MESSAGES])
         try:
             values = tuple(row[field] for field in self.fields)
         except (KeyError, TypeError) as error:
-            more = f", or with {CONVERSATION_FIELD}" if self.conversations else ""
+            more = f", or with {MESSAGES}" if self.conversations else ""
             raise ValueError(
                 f"expected an object with the strings {names}{more}: {error!r}"
             ) from None
@@ -78,6 +78,7 @@ class ExampleKind:
                 f"{shown(value)} must be a tuple of the strings {names}; the prompt may be "
                 f"messages, each of a role ({', '.join(ROLES)}) and a content"
             )
+        _refuse_lost_backslashes(opening, *completions)
         if not all(completions):
             raise ValueError(f"{shown(value)}: of {names}, only the prompt may be empty")
         if len({*completions}) < len(completions):
@@ -88,6 +89,12 @@ class ExampleKind:
         return (opening, *completions)
 
 
+def _refuse_lost_backslashes(*texts: str | Messages) -> None:
+    for text in map(plain_text, texts):
+        if problem := lost_backslash(text):
+            raise ValueError(f"a text has {problem}")
+
+
 def _conversation(value: list[Any]) -> tuple[Messages, Messages]:
     """Return the messages that begin a conversation, and those from the first of the assistant."""
     messages = read_messages(value)
@@ -95,6 +102,7 @@ def _conversation(value: list[Any]) -> tuple[Messages, Messages]:
         raise ValueError(
             f"{shown(value)} must be messages, each of a role ({', '.join(ROLES)}) and a content"
         )
+    _refuse_lost_backslashes(messages)
     roles = [message.role for message in messages]
     if "assistant" not in roles[1:] or roles[0] == "assistant" or roles[-1] != "assistant":
         raise ValueError(
@@ -186,7 +194,7 @@ def _table(
 ) -> Iterable[tuple[int, Row]] | None:
     """Return the numbered rows of a file or data set; None for the name of a source."""
     subject = f"{kind.setting} = {name!r}"
-    if Path(name).suffix in SUFFIXES:
+    if suffix_of(Path(name)) in SUFFIXES:
         refuse_unknown_options(subject, options, ())
         return read_table(Path(name).expanduser(), subject)
     if name.startswith(DATASETS):

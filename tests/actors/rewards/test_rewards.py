@@ -1,6 +1,7 @@
 """Rewards by name, added up; and that what goes wrong is never a zero."""
 
 import asyncio
+from dataclasses import replace
 
 import pytest
 from fakes import POOL
@@ -83,3 +84,12 @@ def test_an_answer_that_is_missing_or_cannot_be_read_is_a_failure_not_a_zero(
 def test_rewards_see_whether_the_policy_ended_the_completion():
     for reason, expected in ((FinishReason.STOP, 1.0), (FinishReason.LENGTH, 0.0)):
         assert score(["user_module:reason"], "7", reason=reason).total == expected
+
+
+def test_a_finish_reason_of_the_data_set_is_kept_beside_that_of_the_completion():
+    prompt = replace(SUM, metadata={"finish_reason": "length"})
+    for reason, expected in ((FinishReason.STOP, 1.0), (FinishReason.LENGTH, 0.0)):
+        parts = score(
+            ["exact_match", "user_module:reason"], "7", prompt=prompt, reason=reason
+        ).parts
+        assert parts == {"exact_match": expected, "user_module:reason": 0.0}
