@@ -23,7 +23,7 @@ from actors.sources.public_formats import MESSAGES
 from actors.sources.rows import ROLES, Row, plain_text, read_messages
 from headway.errors import InputError
 from headway.options import parse_options
-from headway.user_code import check_call, refuse_unknown_options, shown, where_raised
+from headway.user_code import beside_recipe, check_call, refuse_unknown_options, shown, where_raised
 
 Messages = tuple[Message, ...]
 Example = tuple[str | Messages, ...]
@@ -135,8 +135,8 @@ def load_examples(
 
     Args:
         kind: Kind of the examples.
-        name: Path of a file that `read_table` reads, "datasets:NAME", or a prompt source by name or
-            dotted path.
+        name: Path of a file that `read_table` reads, or "files" with it as the option `path`,
+            "datasets:NAME", or a prompt source by name or dotted path.
         options: Keywords of the source's method, or a `DatasetChoice`; a file has none.
         seed: Decides the order.
         heldout: Texts of prompts; examples with one of them are left out.
@@ -144,6 +144,8 @@ def load_examples(
     Raises InputError for a file or source that cannot be read or has no such examples or options,
     and if every prompt is held out; a source may raise it with a later example.
     """
+    if name == "files" and isinstance(options.get("path"), str):
+        name, options = options["path"], {k: v for k, v in options.items() if k != "path"}
     subject = f"{kind.setting} = {name!r}"
     if (rows := _table(kind, name, options)) is not None:
         examples = [e for e in _read(kind, name, rows) if plain_text(e[0]) not in heldout]
@@ -196,7 +198,7 @@ def _table(
     subject = f"{kind.setting} = {name!r}"
     if suffix_of(Path(name)) in SUFFIXES:
         refuse_unknown_options(subject, options, ())
-        return read_table(Path(name).expanduser(), subject)
+        return read_table(beside_recipe(name), subject)
     if name.startswith(DATASETS):
         choice = parse_options(DatasetChoice, subject, options)
         return dataset_rows(name.removeprefix(DATASETS), choice.split, choice)

@@ -16,6 +16,7 @@ from actors.sources.row_source import RowSource, Table
 from actors.sources.rows import Row, RowOptions
 from headway.errors import InputError
 from headway.options import parse_options
+from headway.user_code import beside_recipe
 
 ARROW = (".parquet", ".arrow", ".feather", ".ipc")
 CSV = {".csv": ",", ".tsv": "\t"}
@@ -46,7 +47,7 @@ def file_source(*, options: dict[str, Any], **order: Any) -> RowSource:
 
 
 def _table(name: str) -> Table:
-    path = Path(name).expanduser()
+    path = beside_recipe(name)
     return Table(path.stem, str(path), partial(read_table, path, f"prompt file {name!r}"))
 
 

@@ -37,6 +37,9 @@ _MAPPED = re.compile(rf"(\d+) +{SHARED_MEMORY}/", re.MULTILINE)
 
 PRIVATE = "headway-"
 """Beginning of the names of private folders."""
+LONGEST_BASE = 22
+"""Bytes of the path of a folder in which Ray can make its sockets, of 107 with what it adds:
+headway-12345678/ray/session_2026-01-01_00-00-00_123456_1234567/sockets/plasma_store."""
 
 LEFT_SECONDS = 60.0
 """Deadline for the processes of a killed session to end, on other nodes too."""
@@ -203,10 +206,14 @@ def _reap(zombies: set[psutil.Process]) -> None:
 
 @contextmanager
 def private_folder() -> Iterator[Path]:
-    """Make a folder for Ray's files that only this user may enter, for the time of the block."""
-    # Ray lets everybody write to the folders that it makes. Paths of sockets must be short.
+    """Make a folder for Ray's files that only this user may enter, for the time of the block.
+
+    It is in /tmp where RAY_TMPDIR, or else the folder of temporary files, is too long for sockets.
+    """
     base = os.environ.get("RAY_TMPDIR") or tempfile.gettempdir()
-    folder = Path(tempfile.mkdtemp(prefix=PRIVATE, dir=base))
+    is_short = len(os.fsencode(base)) <= LONGEST_BASE
+    # Ray lets everybody write to the folders that it makes.
+    folder = Path(tempfile.mkdtemp(prefix=PRIVATE, dir=base if is_short else "/tmp"))
     try:
         yield folder
     finally:

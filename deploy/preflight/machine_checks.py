@@ -7,6 +7,7 @@ import math
 import os
 import shutil
 import socket
+import tempfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
@@ -27,6 +28,8 @@ DESCRIPTORS = 256
 """Files, pipes and sockets that a process of a run may need; about 80 were counted at most."""
 DESCRIPTORS_OF_PEER = 8
 """Files, pipes and sockets for each actor and each rank that such a process talks to."""
+LONGEST_TMPDIR = 70
+"""Bytes of the path of temporary files, to which vLLM adds 37; a path of a socket has 107."""
 CONNECT_SECONDS = 5.0
 """Deadline of a connection to a cluster."""
 
@@ -39,6 +42,7 @@ def check_machine(config: RunConfig) -> None:
     check_gpus(config, visible_gpus())
     _check_offload(config)
     check_cuda(config)
+    _check_temporary_folder()
     _check_address(deploy.ray_address)
     if deploy.metrics:
         metrics_access(deploy)
@@ -54,6 +58,15 @@ def check_descriptors(config: RunConfig) -> None:
             f"this machine lets a process open {allowed} files (ulimit -Hn), and those of the run "
             f"need {needed}, by actors.count = {config.actors.count} and learner.ranks = "
             f"{config.learner.ranks}; {RAISE_LIMIT}"
+        )
+
+
+def _check_temporary_folder() -> None:
+    """Refuse a folder of temporary files in which vLLM could make no socket."""
+    if (size := len(os.fsencode(folder := tempfile.gettempdir()))) > LONGEST_TMPDIR:
+        raise InputError(
+            f"the folder of temporary files, {folder}, is too long for sockets in it: {size} bytes,"
+            f" must have at most {LONGEST_TMPDIR}; set a shorter one, as by export TMPDIR=/tmp"
         )
 
 

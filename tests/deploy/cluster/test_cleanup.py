@@ -103,6 +103,21 @@ def session(monkeypatch):
     base.rmdir()
 
 
+@pytest.mark.parametrize("variable", ["RAY_TMPDIR", "TMPDIR"])
+def test_a_folder_that_is_too_long_for_the_sockets_of_ray_is_not_taken(
+    tmp_path, monkeypatch, variable
+):
+    monkeypatch.delenv("RAY_TMPDIR", raising=False)
+    monkeypatch.setenv(variable, str(tmp_path))
+    monkeypatch.setattr(tempfile, "tempdir", None)  # looked up anew
+    with private_folder() as folder:
+        assert folder.parent == Path("/tmp")
+        longest = "ray/session_2026-01-01_00-00-00_123456_1234567/sockets/plasma_store"
+        (folder / longest).parent.mkdir(parents=True)
+        with socket.socket(socket.AF_UNIX) as raylet:
+            raylet.bind(str(folder / longest))
+
+
 def listening(session):
     raylet = socket.socket(socket.AF_UNIX)
     raylet.bind(str(session / "sockets" / "raylet"))
