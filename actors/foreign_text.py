@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 DEEPEST = 100
@@ -46,8 +46,8 @@ def surrogate(text: str) -> str | None:
     return None
 
 
-def unencodable(value: Any) -> str | None:
-    """Return the lone surrogate or NUL, which no text in C can have, in a value of JSON's types."""
+def texts_of(value: Any) -> Iterator[str]:
+    """Yield the texts in a value of JSON's types, the last one first; names of fields are texts."""
     values = [value]
     while values:  # no recursion: a value may be nested as deeply as its parser allows
         value = values.pop()
@@ -56,10 +56,15 @@ def unencodable(value: Any) -> str | None:
         elif isinstance(value, list | tuple):
             values += value
         elif isinstance(value, str):
-            position = value.find("\0")
-            problem = f"a NUL character at {position}" if position >= 0 else surrogate(value)
-            if problem:
-                return problem
+            yield value
+
+
+def unencodable(value: Any) -> str | None:
+    """Return the lone surrogate or NUL, which no text in C can have, in a value of JSON's types."""
+    for text in texts_of(value):
+        position = text.find("\0")
+        if problem := f"a NUL character at {position}" if position >= 0 else surrogate(text):
+            return problem
     return None
 
 

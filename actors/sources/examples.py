@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from actors.environments.protocol import Message
-from actors.foreign_text import lost_backslash, unencodable
+from actors.environments.single_turn import as_messages
+from actors.foreign_text import lost_backslash, texts_of, unencodable
 from actors.sources.files import SUFFIXES, read_table, suffix_of
 from actors.sources.filters import PATIENCE
 from actors.sources.hub_dataset import DatasetChoice, dataset_rows
@@ -64,7 +65,8 @@ class ExampleKind:
 
     def read(self, value: Any) -> Example:
         """Return an example, which user code may have made; raise ValueError if it is none."""
-        if problem := unencodable(value):
+        lost = (lost_backslash(text) for text in texts_of(value))
+        if problem := unencodable(value) or next(filter(None, lost), None):
             raise ValueError(f"a text has {problem}")
         if self.conversations and isinstance(value, list):
             return _conversation(value)
@@ -78,7 +80,6 @@ class ExampleKind:
                 f"{shown(value)} must be a tuple of the strings {names}; the prompt may be "
                 f"messages, each of a role ({', '.join(ROLES)}) and a content"
             )
-        _refuse_lost_backslashes(opening, *completions)
         if not all(completions):
             raise ValueError(f"{shown(value)}: of {names}, only the prompt may be empty")
         if len({*completions}) < len(completions):
@@ -89,12 +90,6 @@ class ExampleKind:
         return (opening, *completions)
 
 
-def _refuse_lost_backslashes(*texts: str | Messages) -> None:
-    for text in map(plain_text, texts):
-        if problem := lost_backslash(text):
-            raise ValueError(f"a text has {problem}")
-
-
 def _conversation(value: list[Any]) -> tuple[Messages, Messages]:
     """Return the messages that begin a conversation, and those from the first of the assistant."""
     messages = read_messages(value)
@@ -102,7 +97,6 @@ def _conversation(value: list[Any]) -> tuple[Messages, Messages]:
         raise ValueError(
             f"{shown(value)} must be messages, each of a role ({', '.join(ROLES)}) and a content"
         )
-    _refuse_lost_backslashes(messages)
     roles = [message.role for message in messages]
     if "assistant" not in roles[1:] or roles[0] == "assistant" or roles[-1] != "assistant":
         raise ValueError(
@@ -148,7 +142,7 @@ def load_examples(
         name, options = options["path"], {k: v for k, v in options.items() if k != "path"}
     subject = f"{kind.setting} = {name!r}"
     if (rows := _table(kind, name, options)) is not None:
-        examples = [e for e in _read(kind, name, rows) if plain_text(e[0]) not in heldout]
+        examples = [e for e in _read(kind, name, rows) if heldout.isdisjoint(prompts_of(e))]
         if not examples:
             raise InputError(f"{name}: every prompt is held out; give other {kind.method}")
         return _shuffled(examples, seed)
@@ -178,13 +172,23 @@ def load_examples(
     return without(_checked(kind, drawn, subject), heldout, subject)
 
 
+def prompts_of(example: Example) -> Iterator[str]:
+    """Yield the text of the prompt, and in a conversation what comes before each later answer."""
+    prompt, *replies = example
+    yield plain_text(prompt)
+    for reply in replies:
+        for end, message in enumerate(() if isinstance(reply, str) else reply):
+            if message.role == "assistant" and end:
+                yield plain_text((*as_messages(prompt), *reply[:end]))
+
+
 def without(
     examples: Iterator[Example], texts: frozenset[str], origin: str, *, advice: str = ""
 ) -> Iterator[Example]:
     """Yield examples of other prompts; raise InputError if `PATIENCE` in a row were left out."""
     in_a_row = 0
     for example in examples:
-        in_a_row = in_a_row + 1 if plain_text(example[0]) in texts else 0
+        in_a_row = 0 if texts.isdisjoint(prompts_of(example)) else in_a_row + 1
         if not in_a_row:
             yield example
         elif in_a_row == PATIENCE:

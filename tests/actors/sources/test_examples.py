@@ -146,8 +146,9 @@ def test_a_column_of_messages_is_conversations(tmp_path, suffix):
     else:
         parquet.write_table(pyarrow.Table.from_pylist(rows), path)
     assert next(demonstrations(path)) == (READ[:2], READ[2:])
-    with pytest.raises(InputError, match="every prompt is held out"):
-        demonstrations(path, heldout=frozenset(["s\n\nu"]))
+    for prompt in ("s\n\nu", "s\n\nu\n\na\n\nt"):
+        with pytest.raises(InputError, match="every prompt is held out"):
+            demonstrations(path, heldout=frozenset([prompt]))
 
 
 @pytest.mark.parametrize(
