@@ -97,6 +97,10 @@ def _csv(text: bytes, subject: str, delimiter: str) -> Iterator[tuple[int, Row]]
         lines = csv.reader(StringIO(text.decode(), newline=""), delimiter=delimiter, strict=True)
         names = next(lines, [])
         refuse_twice(names, subject)
+        if len(names) == 1 and (wrong := {*";,|\t"} & {*names[0]}):
+            raise InputError(
+                f"{subject}: its fields are separated by {min(wrong)!r}, must be by {delimiter!r}"
+            )
         for number, fields in enumerate(filter(None, lines), 1):
             if len(fields) == len(names):
                 yield number, dict(zip(names, (field or None for field in fields), strict=True))

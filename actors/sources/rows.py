@@ -108,8 +108,8 @@ def read_rows(
         long += (too_long := len(prompt.text) > (options.max_characters or len(prompt.text)))
         if not too_short and not too_long:
             prompts.append(prompt)
+    hint = _options_that_read(first_bad, options)
     if bad and options.bad_rows == "refuse":
-        hint = _options_that_read(first_bad, options)
         raise InputError(f'rows that bad_rows = "skip" would leave out{hint}:{_lines(bad)}')
     if repeated and options.duplicates == "refuse":
         raise InputError(f'rows that duplicates = "drop" would leave out:{_lines(repeated)}')
@@ -126,7 +126,7 @@ def read_rows(
     )
     notes = [note for count, note in counted if count]
     if not prompts:
-        raise InputError("; ".join([f"{table}: no prompts", *notes]))
+        raise InputError("; ".join([f"{table}: no prompts", *notes]) + hint)
     return prompts, notes
 
 
@@ -170,9 +170,9 @@ def _prompt(number: int, row: Row, options: RowOptions) -> Prompt:
         name = MESSAGES
     metadata = _metadata(row, name, options)
     text, answer = field_of(row, name), _answer(row, options)
+    if name == MESSAGES:
+        text = _up_to_the_user(text)
     if (messages := read_messages(text)) is not None:
-        if name == MESSAGES:
-            messages = _up_to_the_user(messages)
         metadata |= conversation(messages)
         text = plain_text(messages)
     elif not isinstance(text, str) or not text:
@@ -213,7 +213,7 @@ def _answer(row: Mapping[str, Any], options: RowOptions) -> str | None:
 def _metadata(row: Mapping[str, Any], name: str, options: RowOptions) -> dict[str, Any]:
     """Return the metadata of a row whose prompt is in the field `name`."""
     fields = (name, options.answer_field, "metadata")
-    used = {*fields, *(field.partition(".")[0] for field in fields)}
+    used = {*fields, options.prompt_field, *(field.partition(".")[0] for field in fields)}
     others = {k: value for k, value in row.items() if k not in used and not INDEX.fullmatch(k)}
     if others and options.other_fields == "refuse":
         raise ValueError(
@@ -233,12 +233,13 @@ def _metadata(row: Mapping[str, Any], name: str, options: RowOptions) -> dict[st
     return metadata
 
 
-def _up_to_the_user(messages: tuple[Message, ...]) -> tuple[Message, ...]:
-    """Return the messages of a conversation up to the last one of the user."""
-    last = max((n for n, message in enumerate(messages, 1) if message.role == "user"), default=0)
-    if not last:
-        raise ValueError(f"{MESSAGES} has no message of the user")
-    return messages[:last]
+def _up_to_the_user(talk: Any) -> Any:
+    """Return a list of messages up to the last one of the user; the others need not be readable."""
+    messages = talk if isinstance(talk, list) else []
+    roles = [isinstance(message, Mapping) and message.get("role") for message in messages]
+    if "user" not in roles:
+        raise ValueError(f"{MESSAGES} is {shown(talk)}, must be a list with a message of the user")
+    return messages[: len(roles) - roles[::-1].index("user")]
 
 
 def read_messages(value: Any) -> tuple[Message, ...] | None:

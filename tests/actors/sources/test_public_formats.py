@@ -122,7 +122,10 @@ def test_the_prompt_of_a_column_of_messages_ends_with_the_last_one_of_the_user(r
     ]
     [verbatim] = read({"prompt": talk})
     assert len(opening(verbatim)) == len(roles)
-    with pytest.raises(InputError, match="messages has no message of the user"):
+    calls = {"role": "assistant", "content": None, "tool_calls": [{"name": "f"}]}
+    [before_calls] = read({"prompt": None, "messages": [*ASKED, calls]})
+    assert before_calls.text == "q"
+    with pytest.raises(InputError, match="must be a list with a message of the user"):
         read({"messages": talk[:1] if roles[0] == "s" else [{"role": "tool", "content": "x"}]})
 
 
@@ -193,6 +196,7 @@ def test_fields_of_csv_are_texts_and_empty_ones_are_none(tmp_path, name):
         ("x.csv", "prompt,prompt\na,b\n", "two columns 'prompt'; rename one"),
         ("x.csv", "prompt,answer\na\n", r"x\.csv:1: has 1 fields, the header 2"),
         ("x.csv", 'prompt\na\n"b\n', "cannot be read after row 1"),
+        ("x.csv", "prompt;answer\na;b\n", "separated by ';', must be by ','"),
         ("x.csv", b"prompt\n\xff\n", "is not UTF-8"),
         ("x.json", '[{"prompt": "a"},\n{"prompt"]', "begins with . and is no array of JSON"),
         ("x.JSONL", '{"prompt": "a", "prompt": "b"}', r"x\.JSONL:1: not JSON: has 'prompt' twice"),
