@@ -7,6 +7,8 @@ may be of any type and length.
 import asyncio
 import importlib
 import inspect
+import os
+import sys
 import traceback
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
@@ -18,6 +20,8 @@ from headway.daemon_thread import run_in_daemon_thread
 from headway.errors import InputError
 from headway.nearest_name import nearest
 
+CODE_DIR = "HEADWAY_CODE_DIR"
+"""Variable with the folder of a recipe, in all processes: its modules and files are found there."""
 LONGEST = 4000
 """Most characters of an error of user code, and of its traceback."""
 _ROOT = Path(__file__).parents[1]
@@ -59,6 +63,20 @@ def where_raised(error: BaseException) -> str:
     return "\n" + cut("".join(traceback.format_list(frames)).rstrip())
 
 
+def look_in(folder: Path | None) -> None:
+    """Find modules and relative files in a folder too, after all others; None forgets the last."""
+    os.environ.pop(CODE_DIR, None)
+    if folder is not None:
+        os.environ[CODE_DIR] = str(folder.absolute())
+
+
+def beside_recipe(path: str) -> Path:
+    """Return a file of a recipe: in the working directory, or else where the recipe is."""
+    here = Path(path).expanduser()
+    there = Path(os.environ.get(CODE_DIR, ""), here)
+    return there if there.exists() and not here.exists() else here
+
+
 def load_dotted(path: str, *, subject: str, kinds: Iterable[str] = ()) -> Any:
     """Import the attribute at a path "module:attribute".
 
@@ -69,12 +87,16 @@ def load_dotted(path: str, *, subject: str, kinds: Iterable[str] = ()) -> Any:
             key and value of a recipe, begins the message.
     """
     module_name, _, attribute = path.partition(":")
+    folder = os.environ.get(CODE_DIR, "")
+    if folder and folder not in sys.path:
+        sys.path.append(folder)
     try:
         module = importlib.import_module(module_name)
     except (Exception, SystemExit) as error:
         problem = f"{shown(error)}{where_raised(error)}"
         if isinstance(error, ModuleNotFoundError) and error.name == module_name.partition(".")[0]:
-            problem = f"there is none in {Path.cwd()}, nor is one installed"
+            folders = " or ".join([str(Path.cwd()), *filter(None, [folder])])
+            problem = f"there is none in {folders}, nor is one installed"
             problem += nearest(module_name, kinds)
         raise InputError(f"{subject}: cannot import {module_name}: {problem}") from error
     try:

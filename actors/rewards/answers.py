@@ -7,7 +7,7 @@ import re
 from collections import defaultdict, deque
 from fractions import Fraction
 
-from actors.rewards.find_reward import Metadata, Verifier
+from actors.rewards.find_reward import FINISH_REASON, Metadata, Verifier
 from actors.rewards.numbers import last_number, read_number
 from queues.records import FinishReason
 
@@ -45,7 +45,7 @@ async def numeric_match(
     """
     gold = read_number(required_answer(answer))
     number = last_number(completion)
-    if number is None or metadata["finish_reason"] != FinishReason.STOP:
+    if number is None or not _is_ended(metadata):
         return 0.0
     allowed = max(Fraction(tolerance), Fraction(relative_tolerance) * abs(gold.value))
     return float(number.distance(gold) <= allowed)
@@ -96,7 +96,13 @@ def last_match(pattern: re.Pattern[str], text: str) -> re.Match[str] | None:
 
 def _equal(text: str, answer: str | None, metadata: Metadata) -> float:
     right = text.strip() == required_answer(answer).strip()
-    return float(right and metadata["finish_reason"] == FinishReason.STOP)
+    return float(right and _is_ended(metadata))
+
+
+def _is_ended(metadata: Metadata) -> bool:
+    """Return True if the policy ended the completion; a data set may have a `finish_reason` too."""
+    reason: str | None = metadata.get(FINISH_REASON, metadata.get("finish_reason"))
+    return reason == FinishReason.STOP
 
 
 def required_answer(answer: str | None) -> str:

@@ -13,8 +13,9 @@ from headway.user_code import check_call, shown
 RewardFunction = Callable[..., Any]
 """score(prompt, completion, answer, metadata, *, options) -> float | dict, or a coroutine."""
 Metadata = Mapping[str, Any]
-"""The prompt's, with `finish_reason` added: "stop" where the policy ended the completion itself,
-"length" where it was cut off."""
+"""The prompt's, with FINISH_REASON added: "stop" where the policy ended the completion itself,
+"length" where it was cut off. `finish_reason` is the same where the prompt has none of its own."""
+FINISH_REASON = "headway:finish_reason"
 Verifier = Callable[[str], float]
 
 MOST_PARTS, LONGEST_KEY = 64, 200

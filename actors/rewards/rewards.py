@@ -14,6 +14,7 @@ from typing import Any, Literal, NamedTuple
 from actors.errors import RewardFailed, RewardModelLost
 from actors.rewards.code import read_tests
 from actors.rewards.find_reward import (
+    FINISH_REASON,
     Metadata,
     NoNumber,
     RewardFunction,
@@ -90,7 +91,8 @@ class Rewards:
 
         Raises RewardFailed if one gave no finite number, RewardModelLost as `call_here`.
         """
-        metadata = {**prompt.metadata, "finish_reason": str(finish_reason)}
+        reason = str(finish_reason)
+        metadata = {"finish_reason": reason, **prompt.metadata, FINISH_REASON: reason}
         arguments = (prompt.text, completion, prompt.answer, metadata)
         total = 0.0
         parts: dict[str, float] = {}

@@ -174,7 +174,7 @@ def _name(part: Part, number: int) -> str:
 
 def _named(part: Part, number: int, prompt: Prompt) -> Prompt:
     name = _name(part, number)
-    metadata = {**prompt.metadata, "part": name}
+    metadata = {"part": name, **prompt.metadata, "headway:part": name}
     return replace(prompt, prompt_id=f"{name}:{prompt.prompt_id}", metadata=metadata)
 
 

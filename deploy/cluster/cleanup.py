@@ -44,6 +44,9 @@ OWNER, HELD = "owner.json", "shared_memory.json"
 """Files there: the session that made it, and the named shared memory of its processes, by inode."""
 LOOK_SECONDS = 5.0
 """Interval of looks for shared memory that is new, or held by nobody any more."""
+LONGEST_BASE = 22
+"""Bytes of the path of a folder in which Ray can make its sockets, of 107 with what it adds:
+headway-12345678/ray/session_2026-01-01_00-00-00_123456_1234567/sockets/plasma_store."""
 
 LEFT_SECONDS = 60.0
 """Deadline for the processes of a killed session to end, on other nodes too."""
@@ -269,7 +272,7 @@ def private_folder(run: Path) -> Iterator[Path]:
 
     A session that goes on with the run removes it, if this one is killed.
     """
-    # Ray lets everybody write to the folders that it makes. Paths of sockets must be short.
+    # Ray lets everybody write to the folders that it makes.
     folder = Path(tempfile.mkdtemp(prefix=PRIVATE, dir=_base()))
     try:
         (folder / OWNER).write_text(json.dumps(_owner(run, os.getpid())))
@@ -299,7 +302,9 @@ def remove_folder(folder: Path) -> None:
 
 
 def _base() -> str:
-    return os.environ.get("RAY_TMPDIR") or tempfile.gettempdir()
+    """Return the folder of private ones: /tmp where the one set is too long for Ray's sockets."""
+    base = os.environ.get("RAY_TMPDIR") or tempfile.gettempdir()
+    return base if len(os.fsencode(base)) <= LONGEST_BASE else "/tmp"
 
 
 def _owner(run: Path, pid: int) -> dict[str, str | int]:

@@ -34,6 +34,7 @@ from deploy.runtime.signals import deferred, without_hangups
 from headway.daemon_thread import run_in_daemon_thread
 from headway.errors import InputError, first_line, is_bad_input
 from headway.ray_process import LOOPBACK_VARIABLE, on_loopback
+from headway.user_code import CODE_DIR
 
 NO_GPUS = "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO"
 """Variable by which Ray hides all GPUs from processes that have reserved none."""
@@ -67,7 +68,8 @@ def cluster(config: RunConfig, logs: Path, *, may_lack: bool = False) -> Iterato
     local = address == "local"
     with ExitStack() as own:
         # Processes of another cluster do not inherit the environment of this one.
-        variables = {**({} if local else {NO_GPUS: "1"}), **config.deploy.environment}
+        inherited = {NO_GPUS: "1", CODE_DIR: os.environ.get(CODE_DIR, "")}
+        variables = {**({} if local else inherited), **config.deploy.environment}
         options: dict[str, Any] = {"runtime_env": {"env_vars": variables}} if variables else {}
         if local:
             own.enter_context(reaping_orphans())

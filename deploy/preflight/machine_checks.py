@@ -8,6 +8,7 @@ import os
 import resource
 import shutil
 import socket
+import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -34,6 +35,8 @@ TASKS = 240
 TASKS_OF_PEER = 40
 """Those of each actor and each rank; 322 were counted with two of them, 415 with three and vLLM."""
 CGROUPS, OWN_CGROUPS = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
+LONGEST_TMPDIR = 70
+"""Bytes of the path of temporary files, to which vLLM adds 37; a path of a socket has 107."""
 CONNECT_SECONDS = 5.0
 """Deadline of a connection to a cluster."""
 
@@ -47,6 +50,7 @@ def check_machine(config: RunConfig) -> None:
     check_gpus(config, visible_gpus())
     _check_offload(config)
     check_cuda(config)
+    _check_temporary_folder()
     _check_address(deploy.ray_address)
     if deploy.metrics:
         metrics_access(deploy)
@@ -97,6 +101,15 @@ def _free_tasks() -> Iterator[tuple[str, int]]:
                     file = folder / "pids.max"
                     limit, used = (int(f.read_text()) for f in (file, folder / "pids.current"))
                     yield f"{file} = {limit}", limit - used
+
+
+def _check_temporary_folder() -> None:
+    """Refuse a folder of temporary files in which vLLM could make no socket."""
+    if (size := len(os.fsencode(folder := tempfile.gettempdir()))) > LONGEST_TMPDIR:
+        raise InputError(
+            f"the folder of temporary files, {folder}, is too long for sockets in it: {size} bytes,"
+            f" must have at most {LONGEST_TMPDIR}; set a shorter one, as by export TMPDIR=/tmp"
+        )
 
 
 def _check_address(address: str) -> None:

@@ -4,7 +4,9 @@ A pipe may be closed, a terminal lost or stopped (Ctrl-S), a disk full, an encod
 """
 
 import atexit
+import codecs
 import io
+import locale
 import os
 import queue
 import select
@@ -24,7 +26,7 @@ WAITING = 1000
 def open_standard_streams() -> None:
     """Open those of the descriptors 0 to 2 that are closed, so that no other file takes them.
 
-    Characters that the encoding lacks are replaced from now on.
+    Characters that the encoding lacks are replaced from now on, by processes that start, too.
     """
     while (descriptor := os.open(os.devnull, os.O_RDWR)) <= 2:
         os.set_inheritable(descriptor, True)
@@ -35,6 +37,17 @@ def open_standard_streams() -> None:
         sys.stderr = open(2, "w", closefd=False)  # noqa: SIM115
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")
+        os.environ["PYTHONIOENCODING"] = f"{sys.stdout.encoding}:replace"
+
+
+def use_utf8() -> None:
+    """Start this process anew if it would read files as something else than UTF-8.
+
+    The locale decides on that, except in Python's UTF-8 mode, which processes that it starts get.
+    """
+    os.environ["PYTHONUTF8"] = "1"
+    if not sys.flags.utf8_mode and codecs.lookup(locale.getencoding()).name != "utf-8":
+        os.execv(sys.executable, [sys.executable, "-X", "utf8", *sys.orig_argv[1:]])
 
 
 def tolerant(stream: TextIO) -> TextIO:

@@ -121,3 +121,12 @@ def test_keys_of_a_reward_that_would_have_one_name_are_refused(keys, named):
 def test_rewards_see_whether_the_policy_ended_the_completion():
     for reason, expected in ((FinishReason.STOP, 1.0), (FinishReason.LENGTH, 0.0)):
         assert score(["user_module:reason"], "7", reason=reason).total == expected
+
+
+def test_a_finish_reason_of_the_data_set_is_kept_beside_that_of_the_completion():
+    prompt = replace(SUM, metadata={"finish_reason": "length"})
+    for reason, expected in ((FinishReason.STOP, 1.0), (FinishReason.LENGTH, 0.0)):
+        parts = score(
+            ["exact_match", "user_module:reason"], "7", prompt=prompt, reason=reason
+        ).parts
+        assert parts == {"exact_match": expected, "user_module:reason": 0.0}

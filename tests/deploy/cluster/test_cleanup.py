@@ -3,9 +3,11 @@
 import json
 import os
 import signal
+import socket
 import stat
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -96,18 +98,33 @@ def test_workers_are_halted_then_killed_with_their_children_and_named_memory_but
 @pytest.fixture
 def folder(monkeypatch, tmp_path):
     """Provide the private folder of a session of the run in `tmp_path / "run"`, which lives."""
-    base = tmp_path / "tmp"
-    base.mkdir()
+    base = Path(tempfile.mkdtemp(prefix="r", dir="/tmp"))  # short enough for a socket
     monkeypatch.setenv("RAY_TMPDIR", str(base))
     with private_folder(tmp_path / "run") as folder:
         yield folder
     assert list(base.iterdir()) == []
+    base.rmdir()
 
 
 def own(folder, **changes):
     """Change what a private folder says of the session that made it."""
     owner = json.loads((folder / OWNER).read_text())
     (folder / OWNER).write_text(json.dumps(owner | changes))
+
+
+@pytest.mark.parametrize("variable", ["RAY_TMPDIR", "TMPDIR"])
+def test_a_folder_that_is_too_long_for_the_sockets_of_ray_is_not_taken(
+    tmp_path, monkeypatch, variable
+):
+    monkeypatch.delenv("RAY_TMPDIR", raising=False)
+    monkeypatch.setenv(variable, str(tmp_path))
+    monkeypatch.setattr(tempfile, "tempdir", None)  # looked up anew
+    with private_folder(tmp_path / "run") as folder:
+        assert folder.parent == Path("/tmp")
+        longest = "ray/session_2026-01-01_00-00-00_123456_1234567/sockets/plasma_store"
+        (folder / longest).parent.mkdir(parents=True)
+        with socket.socket(socket.AF_UNIX) as raylet:
+            raylet.bind(str(folder / longest))
 
 
 def test_only_this_user_may_enter_the_folder_of_ray(folder):
@@ -201,8 +218,7 @@ assert not file.exists()
 @pytest.mark.parametrize("how", ["meanwhile", "end", "session"])
 def test_semaphores_of_a_killed_engine_are_removed(monkeypatch, tmp_path, how):
     """Once all who held them are dead, at the end of the run, or by the session after a kill."""
-    base = tmp_path / "tmp"
-    base.mkdir()
+    base = Path(tempfile.mkdtemp(prefix="r", dir="/tmp"))  # short enough for a socket
     monkeypatch.setenv("RAY_TMPDIR", str(base))
     ran = subprocess.run(
         [sys.executable, "-c", HOLDER, tmp_path / "run", how],
@@ -219,6 +235,7 @@ def test_semaphores_of_a_killed_engine_are_removed(monkeypatch, tmp_path, how):
     else:
         assert ran.returncode == 0, ran.stderr
     assert {*base.iterdir()} == set()
+    base.rmdir()
 
 
 def test_what_a_killed_session_left_is_ended_with_its_named_memory_and_nothing_else(tmp_path):

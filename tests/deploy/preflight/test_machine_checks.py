@@ -2,6 +2,7 @@
 
 import os
 import resource
+import tempfile
 from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
@@ -86,6 +87,14 @@ def test_an_optimizer_on_the_cpus_of_a_cluster_wants_threads(tmp_path: Path) -> 
     ]  # fmt: skip
     with pytest.raises(InputError, match=r"on another cluster with one thread a rank .* set learn"):
         check_machine(load_recipe("demo", settings).updated(learner={"cores": None}))
+
+
+def test_a_folder_of_temporary_files_that_is_too_long_for_sockets_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", f"/tmp/{'x' * 66}")
+    with pytest.raises(InputError, match=r"/tmp/x+, .* 71 bytes, must have at most 70; .*TMPDIR="):
+        check_machine(load_recipe("demo", [f"deploy.runs_dir={tmp_path}", "deploy.metrics=false"]))
 
 
 def test_a_machine_without_cuda_is_told_of_once(monkeypatch: pytest.MonkeyPatch) -> None:
