@@ -42,6 +42,10 @@ class EnvironmentFailed(RolloutFailed):
     reason: ClassVar[str] = "environment"
 
 
+class AnswerLate(EnvironmentFailed):
+    """The environment took too long to answer the policy, and did not wait for a service."""
+
+
 class RewardFailed(RolloutFailed):
     """A reward gave no score; names it and the prompt. It never counts as 0."""
 
@@ -70,6 +74,10 @@ class RewardModelLost(ServiceAway):
     """The reward models are gone or too slow."""
 
     reason: ClassVar[str] = REWARD_MODEL_LOST
+
+
+class ServiceLost(HeadwayError):
+    """A service was away for longer than `actors.outage_seconds`: the run cannot go on."""
 
 
 class RolloutTimeout(RolloutFailed):

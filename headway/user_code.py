@@ -164,7 +164,7 @@ async def call(function: Callable[..., Any], *arguments: Any) -> Any:
     try:
         if is_coroutine(function):
             return await function(*arguments)
-        result = await run_in_daemon_thread(partial(function, *arguments), name="user-code")
+        result = await run_in_daemon_thread(partial(function, *arguments), name=call_name())
         return await result if inspect.isawaitable(result) else result
     except Exception:
         raise
@@ -172,6 +172,12 @@ async def call(function: Callable[..., Any], *arguments: Any) -> Any:
         if _is_cancelled():
             raise
         raise RuntimeError(f"ended by {error!r}") from error
+
+
+def call_name() -> str:
+    """Return the name of the threads in which the running task calls user code."""
+    task = asyncio.current_task()
+    return f"user-code of {task.get_name()}" if task else "user-code"
 
 
 def _is_cancelled() -> bool:

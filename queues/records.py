@@ -22,6 +22,8 @@ class FinishReason(StrEnum):
     STOP = "stop"
     """The policy sampled an end-of-sequence token, or a stop of `actors.stop`."""
     LENGTH = "length"
+    TIMEOUT = "timeout"
+    """The environment took too long to answer the policy, which `actors.on_timeout` scores."""
     ABORTED = "aborted"
     ERROR = "error"
 

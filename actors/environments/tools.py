@@ -17,7 +17,8 @@ from pydantic import Field, model_validator
 from actors.environments.protocol import Message, Turn
 from actors.environments.single_turn import opening
 from actors.environments.tool_calls import Call, Style, Unreadable, find_calls
-from actors.errors import EnvironmentFailed
+from actors.errors import EnvironmentFailed, RolloutFailed, ServiceAway, ServiceLost
+from actors.outages import ask, outage
 from actors.sandbox.sandbox import Sandbox, check_code_execution
 from actors.shipped import TOOLS
 from headway.errors import InputError
@@ -117,9 +118,11 @@ class Tools:
 
     async def _reply(self, written: Call | Unreadable) -> tuple[str, bool]:
         """Run a call; return the reply, and True if it succeeded."""
+        name = getattr(written, "name", None) or next(iter(self._tools))
         try:
-            text, succeeded = str(await self._run(written)), True
-        except (InputError, EnvironmentFailed):
+            outcome = await ask(f"tool {name!r}", partial(self._run, written), RolloutFailed)
+            text, succeeded = str(outcome), True
+        except (InputError, EnvironmentFailed, ServiceAway, ServiceLost):
             raise
         except Exception as error:  # noqa: BLE001  (shown to the policy, which may try again)
             text, succeeded = f"error: {_said(error)}", False
@@ -135,14 +138,26 @@ class Tools:
             raise ValueError(f"no tool {name!r}; there are {', '.join(self._tools)}")
         tool = self._tools[name]
         if isinstance(written.arguments, str):
-            return await call(tool.function, written.arguments)
+            return await _called(tool.function, written.arguments)
         inspect.signature(tool.function).bind(**written.arguments)
         known = tool.description["function"]["parameters"]["properties"]
         if unknown := sorted(written.arguments.keys() - known.keys()):
             raise ValueError(
                 f"{name} has no argument {', '.join(unknown)}; it has {', '.join(known) or 'none'}"
             )
-        return await call(partial(tool.function, **written.arguments))
+        return await _called(partial(tool.function, **written.arguments))
+
+
+async def _called(tool: Callable[..., Any], *arguments: Any) -> Any:
+    """Return what a tool returns; ServiceAway if its service is away, but for an address given."""
+    try:
+        return await call(tool, *arguments)
+    except Exception as error:
+        given = [*arguments, *(tool.keywords if isinstance(tool, partial) else {}).values()]
+        away = outage(error)
+        if away and (isinstance(error, ServiceAway) or not any("://" in str(x) for x in given)):
+            raise away from error
+        raise
 
 
 def _said(error: Exception) -> str:

@@ -19,6 +19,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, BinaryIO
 
+from actors.outages import outage
 from actors.rewards.find_reward import NoNumber, RewardFunction, find_reward
 from actors.sandbox.linux import end_with_parent
 from headway.errors import InputError
@@ -80,6 +81,8 @@ class Server(ABC):
             answer = {"error": describe_error(error), "memory": True}
         except BaseException as error:  # noqa: BLE001  (SystemExit too: the caller gets it)
             answer = {"error": describe_error(error), "where": where_raised(error)}
+            if away := outage(error):
+                answer["away"] = away.retry_after
         try:
             write_line(self._out, {"id": message["id"], "resident": resident_bytes(), **answer})
         except OSError:  # the reward has closed it: the call fails, and the process is replaced

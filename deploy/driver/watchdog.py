@@ -21,13 +21,13 @@ from deploy.driver.processes import Processes
 from deploy.driver.run_context import RunContext
 from deploy.errors import RunFailed
 from deploy.observability.stack_dumps import ProcessDump, ProcessLocation, dump, locate
-from deploy.observability.waits import Health, Movement, Wait, Waits
+from deploy.observability.waits import ActorHealth, Health, Movement, Wait, Waits
 from headway import clock
 from headway.atomic_file import atomic_file
 from headway.daemon_thread import run_in_daemon_thread
 from headway.errors import HeadwayError
 from headway.ray_process import call_in
-from headway.roles import Role, role_of
+from headway.roles import ProcessName, Role, role_of
 from queues.broker.status import BrokerStatus
 from weight_sync.progress import allowance
 
@@ -111,8 +111,14 @@ class Watchdog:
         """Look once, and announce waits that are newly overdue or over; raises as `follow`."""
         health = await self._health()
         now = time.monotonic()
-        self.overdue = self._waits.overdue(health, now)
-        late = {(wait.who, wait.on): wait for wait in self.overdue}
+        overdue = self._waits.overdue(health, now)
+        away = [
+            Wait(f"{name}: {who}", "a service", cause, seconds=seconds)
+            for name, actor in health.actors.items()
+            for who, cause, seconds in actor.outages
+        ]
+        self.overdue = [*overdue, *away]
+        late = {(wait.who, wait.on): wait for wait in overdue}
         new = [late[key] for key in late if key not in self._announced]
         for who, on in self._announced - late.keys():
             self._screen.say(f"{who} waits on {on} no more")
@@ -146,7 +152,7 @@ class Watchdog:
             self._ask_broker(), learner, self._ask_processes()
         )
         if self._newest is not None:
-            paused = self._newest.paused or paused
+            paused = self._newest.paused or paused or describe_outages(actors)
             self._learner_epoch = self._newest.learner[0]
         if (paused is None) != (self._paused is None):
             text = f"paused: {paused}" if paused else "the pause is over; the run goes on"
@@ -302,6 +308,16 @@ class Watchdog:
         )
         states = [f"{name}: {dumps[name].states}" for name in concerned([wait], list(dumps))]
         return "; ".join([text, *states])
+
+
+def describe_outages(actors: Mapping[ProcessName, ActorHealth]) -> str | None:
+    """Say who waits on which service, since when; None where nobody does."""
+    texts = []
+    for name, health in actors.items():
+        for who, cause, seconds in health.outages:
+            since = time.strftime("%H:%M:%S", time.localtime(clock.wall(clock.now() - seconds)))
+            texts.append(f"{name}: {who} waits since {since} on a service that is away: {cause}")
+    return "; ".join(texts) or None
 
 
 def _of_learner(waits: Sequence[Wait]) -> list[Wait]:
