@@ -54,7 +54,14 @@ CLIENTS = frozenset({"aiohttp", "httpcore", "httpx", "redis", "requests", "urlli
 UNREACHABLE = frozenset(
     {errno.ENETUNREACH, errno.EHOSTUNREACH, errno.ENETDOWN, errno.EHOSTDOWN, errno.ETIMEDOUT}
 )
-NETWORK = ("/socket.py", "/ssl.py", "/http/client.py", "/asyncio/streams.py", "/httpcore/")
+NETWORK = (
+    "/socket.py",
+    "/ssl.py",
+    "/http/client.py",
+    "/asyncio/streams.py",
+    "/aiohttp/",
+    "/httpcore/",
+)
 """Ends and parts of the names of files in which a thread or a task waits for the network."""
 
 

@@ -35,22 +35,21 @@ class Conversation:
         """Build the environment, and return the messages of the prompt."""
         shipped = self._name in ENVIRONMENTS
         self._environment: Environment = (
-            self._new_environment() if shipped else await self._ask(self._new_environment)
+            self._new_environment() if shipped else await self._ask("begin", self._new_environment)
         )
-        messages = await self._ask(self._environment.reset, self._prompt)
+        messages = await self._ask("reset", self._environment.reset, self._prompt)
         return self._checked(Turn(messages, None, done=False)).messages
 
     async def step(self, reply: str) -> Turn:
         """Return the answer to a message of the policy; raise AnswerLate past its deadline."""
-        answer = await self._ask(self._environment.step, Message("assistant", reply))
+        answer = await self._ask("step", self._environment.step, Message("assistant", reply))
         return self._checked(answer)
 
-    async def _ask(self, method: Callable[..., Any], *arguments: Any) -> Any:
-        what = f"{getattr(method, '__name__', 'begin')} of environment {self._name!r}"
-        return await ask(what, partial(self._once, method, *arguments), EnvironmentFailed)
+    async def _ask(self, part: str, method: Callable[..., Any], *arguments: Any) -> Any:
+        call_once = partial(self._once, part == "step", method, *arguments)
+        return await ask(f"{part} of environment {self._name!r}", call_once, EnvironmentFailed)
 
-    async def _once(self, method: Callable[..., Any], *arguments: Any) -> Any:
-        is_answer = getattr(method, "__name__", "") == "step"
+    async def _once(self, is_answer: bool, method: Callable[..., Any], *arguments: Any) -> Any:
         began = asyncio.get_running_loop().time()
         try:
             async with timeout(self._seconds) as deadline:
