@@ -19,7 +19,9 @@ from headway.errors import InputError
 from headway.nearest_name import nearest
 
 LONGEST = 4000
-"""Most characters of an error of user code, and of its traceback."""
+"""Most characters of a traceback of user code."""
+LONGEST_REPR = 1000
+"""Most characters of the repr of a value or error, which libraries make a page long."""
 _ROOT = Path(__file__).parents[1]
 CALLERS = (
     *(f"{_ROOT / package}/" for package in ("actors", "deploy", "headway", "learner", "queues")),
@@ -30,12 +32,18 @@ CALLERS = (
 
 
 def shown(value: Any) -> str:
-    """Return the repr of a value of user code, which may fail or be long, cut off at `LONGEST`."""
+    """Return the repr of a value of user code, which may fail or be long: see `LONGEST_REPR`.
+
+    An error of pydantic is described by its messages, without the values that it found.
+    """
     try:
         text = repr(value)
+        if isinstance(value, BaseException) and callable(errors := getattr(value, "errors", None)):
+            parts = [f"{'.'.join(map(str, part['loc']))}: {part['msg']}" for part in errors()]
+            text = f"{type(value).__name__}({'; '.join(parts)})" if parts else text
     except BaseException:  # noqa: BLE001  (it is user code, and may raise anything)
         text = f"<{type(value).__name__} whose repr fails>"
-    return cut(text)
+    return cut(text, LONGEST_REPR)
 
 
 def cut(text: str, longest: int = LONGEST) -> str:
