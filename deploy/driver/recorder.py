@@ -90,7 +90,8 @@ class Recorder:
 
     async def check_complete(self) -> None:
         """Raise RunFailed if the run trained nothing, or less than asked, as prompts failed."""
-        status, path = await self._processes.status(), self._context.directory.path
+        path, version = self._context.directory.path, self._context.record.version
+        status = await self._processes.broker.status(after=version)
         if status.version >= status.steps or (status.version and not status.depth[State.FAILED]):
             return
 
