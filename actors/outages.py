@@ -23,23 +23,22 @@ from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from traceback import walk_stack, walk_tb
 from types import FrameType
-from typing import Any, NamedTuple, Self, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from actors.errors import EnvironmentFailed, RolloutFailed, ServiceAway, ServiceLost
 from headway import clock
-from headway.user_code import call_name, cut, describe_error, where_raised
+from headway.user_code import call_name, describe_error, where_raised
 
 T = TypeVar("T")
 log = logging.getLogger(__name__)
 
 FIRST_PAUSE, LONGEST_PAUSE = 1.0, 30.0
 """Seconds of the first pause, which doubles with each, and of the longest."""
-MOST_TRIES = 5
-"""Failed calls, less those for which a pause was asked, where others are answered meanwhile."""
+MOST_ALONE = 5
+"""Failures of a call, less those that ask for a pause, since whose last one others were answered.
+"""
 SHOWN_SECONDS = 3.0
 """Age from which an outage is reported."""
-LONGEST_CAUSE = 300
-"""Characters of the error of a service in a report."""
 CONNECTIONS = frozenset(
     {
         "APIConnectionError", "ChunkedEncodingError", "ClientConnectionError", "ClientPayloadError",
@@ -139,14 +138,6 @@ def _in_network(stack: Iterable[tuple[FrameType, int]]) -> bool:
     return any(part in file for file in files for part in NETWORK)
 
 
-class Outage(NamedTuple):
-    """A service that is away."""
-
-    since: float
-    """Epoch seconds."""
-    cause: str
-
-
 class Outages:
     """The services that the rollouts of one actor wait for, each for `seconds` at most."""
 
@@ -159,69 +150,57 @@ class Outages:
     ) -> None:
         self._seconds, self._sleep, self._now = seconds, sleep, now
         self._answered: dict[str, float] = {}
-        """Epoch seconds of the last answer, by who asked."""
-        self._outages: dict[str, Outage] = {}
+        """Epoch seconds at which what was answered last was asked, by who asked."""
+        self._away: dict[str, tuple[float, str]] = {}
+        """Epoch seconds of the first failure, and its error, by who asked."""
 
-    @asynccontextmanager
-    async def timeout(self, seconds: float) -> AsyncIterator[asyncio.Timeout]:
-        """Let `ask` wait for services in the block, apart from its deadline."""
-        token = _asking.set(_Asking(self, ()))
-        try:
-            async with timeout(seconds) as deadline:
-                yield deadline
-        finally:
-            _asking.reset(token)
+    def reports(self) -> list[tuple[str, str, float]]:
+        """Return who waits, on what, and for how many seconds, of outages that last."""
+        ages = [(who, cause, self._now() - since) for who, (since, cause) in self._away.items()]
+        return [report for report in ages if report[2] > SHOWN_SECONDS]
 
     async def ask(
         self, who: str, call: Callable[[], Awaitable[T]], failed: type[RolloutFailed]
     ) -> T:
         """See the function `ask`."""
-        first, tries = 0.0, 0
+        first, last, tries, alone = 0.0, math.inf, 0, 0
         while True:
+            asked = self._now()
             try:
                 answer = await call()
             except ServiceAway as error:
                 now = self._now()
-                first = first or now
-                tries += not error.retry_after
-                self._check(who, error, first, tries, failed)
-                pause = min(FIRST_PAUSE * 2.0 ** min(tries - 1, 9), LONGEST_PAUSE)
-                pause = max(pause * random.uniform(0.5, 1.0), error.retry_after)
-                pause = min(pause, max(0.0, first + self._seconds - now))
-                for deadline in _asking.get(_NOBODY).deadlines:
-                    if not deadline.expired():
-                        deadline.reschedule((deadline.when() or 0.0) + pause)
-                await self._sleep(pause)
+                others_are_answered = self._answered.get(who, -math.inf) > last
+                first, last, tries = first or now, now, tries + 1
+                alone += others_are_answered and not error.retry_after
+                is_over = now - first >= self._seconds
+                if alone >= MOST_ALONE or (is_over and others_are_answered):
+                    raise failed(f"{error}; others are answered, and this is not") from error
+                if who not in self._away:
+                    self._away[who] = now, str(error).partition("\n")[0]
+                    log.warning("%s waits on a service that is away: %s", who, error)
+                if is_over:
+                    raise ServiceLost(
+                        f"{who} has waited {now - first:.0f} s (actors.outage_seconds = "
+                        f"{self._seconds:g}) on a service that is away: {error}"
+                    ) from error
+                await self._pause(tries, error.retry_after, first + self._seconds - now)
             else:
                 if tries or failed is not EnvironmentFailed:  # a step may ask nobody
-                    self._answered[who] = self._now()
-                    if ended := self._outages.pop(who, None):
-                        away = self._now() - ended.since
+                    self._answered[who] = max(asked, self._answered.get(who, asked))
+                    if outage_began := self._away.pop(who, None):
+                        away = self._now() - outage_began[0]
                         log.warning("%s is answered again, after %.1f s", who, away)
                 return answer
 
-    def reports(self) -> list[tuple[str, str, float]]:
-        """Return who waits, on what, and for how many seconds, of outages that last."""
-        ages = ((who, cause, self._now() - since) for who, (since, cause) in self._outages.items())
-        return [report for report in ages if report[2] > SHOWN_SECONDS]
-
-    def _check(
-        self, who: str, error: ServiceAway, first: float, tries: int, failed: type[RolloutFailed]
-    ) -> None:
-        """Note a call that failed, at `first` the first time; raise if it is not to be repeated."""
-        waited = self._now() - first
-        is_over = waited >= self._seconds
-        if self._answered.get(who, -math.inf) > first and (is_over or tries >= MOST_TRIES):
-            raise failed(f"{error}; others are answered, and this was not in {tries} tries")
-        if who not in self._outages:
-            cause = cut(str(error).partition("\n")[0], LONGEST_CAUSE)
-            self._outages[who] = Outage(self._now(), cause)
-            log.warning("%s waits on a service that is away: %s", who, error)
-        if is_over:
-            raise ServiceLost(
-                f"{who} has waited {waited:.0f} s (actors.outage_seconds = {self._seconds:g}) on a "
-                f"service that is away: {error}"
-            )
+    async def _pause(self, tries: int, asked: float, left: float) -> None:
+        """Wait after so many failures, and move the deadlines of the rollout by that time."""
+        pause = min(FIRST_PAUSE * 2.0 ** min(tries - 1, 9), LONGEST_PAUSE)
+        pause = min(max(pause * random.uniform(0.5, 1.0), asked), left)
+        for deadline in _asking.get(NOBODY).deadlines:
+            if not deadline.expired():
+                deadline.reschedule((deadline.when() or 0.0) + pause)
+        await self._sleep(pause)
 
 
 class _Asking(NamedTuple):
@@ -230,19 +209,21 @@ class _Asking(NamedTuple):
     outages: Outages | None = None
     deadlines: tuple[asyncio.Timeout, ...] = ()
 
-    def with_deadline(self, deadline: asyncio.Timeout) -> Self:
-        return self._replace(deadlines=(*self.deadlines, deadline))
 
-
-_NOBODY = _Asking()
+NOBODY = _Asking()
 _asking: ContextVar[_Asking] = ContextVar("_asking")
 
 
 @asynccontextmanager
-async def timeout(seconds: float) -> AsyncIterator[asyncio.Timeout]:
-    """Set a deadline, against which waits for services do not count."""
+async def timeout(seconds: float, outages: Outages | None = None) -> AsyncIterator[asyncio.Timeout]:
+    """Set a deadline, against which waits for services do not count.
+
+    With `outages`, it is that of a rollout, whose calls in the block wait for services.
+    """
+    asking = _asking.get(NOBODY)
     async with asyncio.timeout(seconds) as deadline:
-        token = _asking.set(_asking.get(_NOBODY).with_deadline(deadline))
+        deadlines = (*asking.deadlines, deadline)
+        token = _asking.set(_Asking(outages or asking.outages, deadlines))
         try:
             yield deadline
         finally:
@@ -254,7 +235,7 @@ async def ask(who: str, call: Callable[[], Awaitable[T]], failed: type[RolloutFa
 
     `who` names the reward, tool or environment that asks, and is the same for every rollout. Raises
     `failed` if others are answered and this call is not, ServiceLost if nobody is, and what `call`
-    raises outside of `Outages.timeout`.
+    raises outside of rollouts.
     """
-    outages = _asking.get(_NOBODY).outages
+    outages = _asking.get(NOBODY).outages
     return await (call() if outages is None else outages.ask(who, call, failed))

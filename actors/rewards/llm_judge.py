@@ -82,7 +82,8 @@ class LlmJudge(Section):
     at_once: int = Field(default=16, ge=1)
     """Most concurrent calls of this actor."""
     max_calls: int | None = None
-    """Budget of this process; a restarted actor begins a new one. None has no end."""
+    """Budget of this process, of calls that are answered; a restarted actor begins a new one. None
+    has no end."""
     key_variable: str = "OPENAI_API_KEY"
     """Environment variable with the key, where the server wants one."""
 
@@ -162,6 +163,7 @@ class LlmJudge(Section):
                         client, url, json=body, seconds=self.seconds, most_bytes=LARGEST_ANSWER
                     )
             except NoAnswer as error:
+                self._calls -= 1
                 lost = RewardModelLost(f"{self.url} does not answer: {error}")
                 raise _TryAgain(lost) from None
             except BadAnswer as error:

@@ -25,7 +25,7 @@ from actors.errors import (
     RolloutFailed,
     RolloutTimeout,
 )
-from actors.outages import Outages, outage, waits_on_network
+from actors.outages import Outages, outage, timeout, waits_on_network
 from actors.rewards.rewards import Rewards
 from actors.rewards.shaping import shaping_parts
 from actors.rollout.chat_rendering import Renderer
@@ -72,7 +72,7 @@ class EpisodeRunner:
         """
         seconds, score = self.config.rollout_timeout_seconds, self.config.on_timeout
         try:
-            async with self.outages.timeout(seconds) as deadline:
+            async with timeout(seconds, self.outages) as deadline:
                 episode = Episode(self, lease, sample_index, saved)
                 return await episode.play()
         except AnswerLate as late:
@@ -82,7 +82,7 @@ class EpisodeRunner:
         except TimeoutError as error:
             if not deadline.expired():
                 raise
-            by_policy = 2 * episode.answering_seconds > seconds
+            by_policy = 2 * episode.conversation.answering_seconds > seconds
             if score != "fail" and by_policy and not (outage(error) or waits_on_network()):
                 return episode.timed_out(score)
             raise RolloutTimeout(
@@ -100,7 +100,7 @@ class Episode:
         self._runner, self._config, self._lease = runner, runner.config, lease
         self._sample_index, self._saved = sample_index, saved
         self._created_at = saved.created_at if saved else datetime.fromtimestamp(clock.now(), UTC)
-        self._conversation = Conversation(runner.new_environment, runner.config, lease.prompt)
+        self.conversation = Conversation(runner.new_environment, runner.config, lease.prompt)
         self._transcript = Transcript()
         self._prompt_length = 0
         self._turns = 0
@@ -112,18 +112,13 @@ class Episode:
 
     async def play(self) -> Rollout:
         """Take turns until the rollout ends, and score it unless it was interrupted."""
-        self._open(await self._conversation.begin())
+        self._open(await self.conversation.begin())
         finish_reason = None
         while finish_reason is None:
             finish_reason = await self._turn()
         if finish_reason is FinishReason.ABORTED:
             return self._unscored()
         return await self._scored(finish_reason)
-
-    @property
-    def answering_seconds(self) -> float:
-        """Time that the environment took to answer the policy."""
-        return self._conversation.answering_seconds
 
     def timed_out(self, score: float) -> Rollout:
         """Return the rollout so far, with the score of one that took too long."""
@@ -164,7 +159,7 @@ class Episode:
         if finish_reason is FinishReason.ABORTED:
             return finish_reason
         self._reply = stops.text(transcript.token_ids[began:])
-        turn = await self._conversation.step(self._reply)
+        turn = await self.conversation.step(self._reply)
         if turn.reward is not None:
             last_token = len(transcript.token_ids) - 1
             self._turn_rewards.append(TurnReward(last_token, float(turn.reward)))

@@ -112,12 +112,7 @@ class Watchdog:
         health = await self._health()
         now = time.monotonic()
         overdue = self._waits.overdue(health, now)
-        away = [
-            Wait(f"{name}: {who}", "a service", cause, seconds=seconds)
-            for name, actor in health.actors.items()
-            for who, cause, seconds in actor.outages
-        ]
-        self.overdue = [*overdue, *away]
+        self.overdue = [*overdue, *_services(health.actors)]
         late = {(wait.who, wait.on): wait for wait in overdue}
         new = [late[key] for key in late if key not in self._announced]
         for who, on in self._announced - late.keys():
@@ -152,7 +147,12 @@ class Watchdog:
             self._ask_broker(), learner, self._ask_processes()
         )
         if self._newest is not None:
-            paused = self._newest.paused or paused or describe_outages(actors)
+            away = "; ".join(
+                f"{wait.who} waits since {_since(wait, clock.now())} on {wait.on} that is away: "
+                f"{wait.what}"
+                for wait in _services(actors)
+            )
+            paused = self._newest.paused or paused or away or None
             self._learner_epoch = self._newest.learner[0]
         if (paused is None) != (self._paused is None):
             text = f"paused: {paused}" if paused else "the pause is over; the run goes on"
@@ -301,23 +301,25 @@ class Watchdog:
 
     def _sentence(self, wait: Wait, dumps: Mapping[str, ProcessDump], at: float) -> str:
         """Describe an overdue wait in words, with the states of the processes it concerns."""
-        since = time.strftime("%H:%M:%S", time.localtime(at - wait.seconds))
         text = (
-            f"{wait.who} waits on {wait.on} for {wait.what} since {since}, {wait.seconds:.0f} s "
+            f"{wait.who} waits on {wait.on} for {wait.what} since {_since(wait, at)}, "
+            f"{wait.seconds:.0f} s "
             f"(deploy.watchdog_seconds = {self._config.deploy.watchdog_seconds:g})"
         )
         states = [f"{name}: {dumps[name].states}" for name in concerned([wait], list(dumps))]
         return "; ".join([text, *states])
 
 
-def describe_outages(actors: Mapping[ProcessName, ActorHealth]) -> str | None:
-    """Say who waits on which service, since when; None where nobody does."""
-    texts = []
-    for name, health in actors.items():
-        for who, cause, seconds in health.outages:
-            since = time.strftime("%H:%M:%S", time.localtime(clock.wall(clock.now() - seconds)))
-            texts.append(f"{name}: {who} waits since {since} on a service that is away: {cause}")
-    return "; ".join(texts) or None
+def _since(wait: Wait, at: float) -> str:
+    return time.strftime("%H:%M:%S", time.localtime(at - wait.seconds))
+
+
+def _services(actors: Mapping[ProcessName, ActorHealth]) -> list[Wait]:
+    return [
+        Wait(f"{name}: {who}", "a service", cause, seconds=seconds)
+        for name, actor in actors.items()
+        for who, cause, seconds in actor.outages
+    ]
 
 
 def _of_learner(waits: Sequence[Wait]) -> list[Wait]:

@@ -4,5 +4,5 @@ import urllib.request
 
 
 def score(prompt, completion, answer, metadata):
-    with urllib.request.urlopen(answer, timeout=0.5) as reply:
+    with urllib.request.urlopen(answer, timeout=5 if "slow" not in answer else 0.5) as reply:
         return float(reply.read())

@@ -14,7 +14,7 @@ from actors.environments.load_environment import load_environment
 from actors.environments.protocol import Message
 from actors.environments.tool_calls import Call, Unreadable, find_calls
 from actors.errors import EnvironmentFailed
-from actors.outages import Outages
+from actors.outages import Outages, timeout
 from headway.errors import InputError
 from queues.records import Prompt
 
@@ -244,7 +244,7 @@ def test_a_tool_whose_service_is_away_is_called_again_unless_the_policy_gave_an_
 
     async def go():
         environment = load_environment("tools", {"tools": ["user_module:ask_host"]})()
-        async with Outages(60.0, sleep=note).timeout(10):
+        async with timeout(10, Outages(60.0, sleep=note)):
             return await environment.step(
                 Message("assistant", call_of("ask_host", question=question))
             )
