@@ -190,6 +190,17 @@ class ActorsConfig(Section):
     rollout_timeout_seconds: Resumable[float] = Field(default=1800.0, gt=0)
     """Deadline of a whole rollout, rewards included; past it the rollout fails."""
 
+    on_timeout: Literal["fail"] | float = "fail"
+    """Reward of a rollout whose tool or environment took too long to answer the policy: past
+    environment_timeout_seconds, or for most of rollout_timeout_seconds. `fail` samples it again, so
+    that a policy can learn to avoid bad rewards by being slow. A wait for a service never scores.
+    """
+    outage_seconds: Resumable[float] = Field(default=600.0, ge=0)
+    """Longest wait for a service that rewards, tools or an environment ask, while it is away: it
+    refuses or breaks off connections, is overloaded (HTTP 5xx, 429) or does not answer in time.
+    Calls are repeated with growing pauses, which count neither as attempts of the prompt nor
+    against deadlines; past it the run ends and names the service."""
+
     dtype: Resumable[Literal["float32", "bfloat16", "auto"]] = "auto"
     """Type that the engine computes in; `auto` takes that of the model folder, float32 included.
     Where neither this key nor learner.dtype is given, a learner on GPUs makes it bfloat16."""

@@ -165,6 +165,7 @@ class Run:
                     named("drift", self.recorder.drift.follow()),
                 ],
             )
+        await self.recorder.check_complete()
         await self.recorder.conclude("done")  # while a process that it asks is still replaced
 
     async def start(self) -> None:

@@ -23,7 +23,9 @@ from headway.nearest_name import nearest
 CODE_DIR = "HEADWAY_CODE_DIR"
 """Variable with the folder of a recipe, in all processes: its modules and files are found there."""
 LONGEST = 4000
-"""Most characters of an error of user code, and of its traceback."""
+"""Most characters of a traceback of user code."""
+LONGEST_REPR = 1000
+"""Most characters of the repr of a value or error, which libraries make a page long."""
 _ROOT = Path(__file__).parents[1]
 CALLERS = (
     *(f"{_ROOT / package}/" for package in ("actors", "deploy", "headway", "learner", "queues")),
@@ -34,12 +36,18 @@ CALLERS = (
 
 
 def shown(value: Any) -> str:
-    """Return the repr of a value of user code, which may fail or be long, cut off at `LONGEST`."""
+    """Return the repr of a value of user code, which may fail or be long: see `LONGEST_REPR`.
+
+    An error of pydantic is described by its messages, without the values that it found.
+    """
     try:
         text = repr(value)
+        if isinstance(value, BaseException) and callable(errors := getattr(value, "errors", None)):
+            parts = [f"{'.'.join(map(str, part['loc']))}: {part['msg']}" for part in errors()]
+            text = f"{type(value).__name__}({'; '.join(parts)})" if parts else text
     except BaseException:  # noqa: BLE001  (it is user code, and may raise anything)
         text = f"<{type(value).__name__} whose repr fails>"
-    return cut(text)
+    return cut(text, LONGEST_REPR)
 
 
 def cut(text: str, longest: int = LONGEST) -> str:
@@ -186,7 +194,7 @@ async def call(function: Callable[..., Any], *arguments: Any) -> Any:
     try:
         if is_coroutine(function):
             return await function(*arguments)
-        result = await run_in_daemon_thread(partial(function, *arguments), name="user-code")
+        result = await run_in_daemon_thread(partial(function, *arguments), name=call_name())
         return await result if inspect.isawaitable(result) else result
     except Exception:
         raise
@@ -194,6 +202,12 @@ async def call(function: Callable[..., Any], *arguments: Any) -> Any:
         if _is_cancelled():
             raise
         raise RuntimeError(f"ended by {error!r}") from error
+
+
+def call_name() -> str:
+    """Return the name of the threads in which the running task calls user code."""
+    task = asyncio.current_task()
+    return f"user-code of {task.get_name()}" if task else "user-code"
 
 
 def _is_cancelled() -> bool:

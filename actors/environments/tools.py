@@ -19,7 +19,8 @@ from pydantic_core import ArgsKwargs
 from actors.environments.protocol import Message, Turn
 from actors.environments.single_turn import opening
 from actors.environments.tool_calls import Call, Style, Unreadable, find_calls
-from actors.errors import EnvironmentFailed
+from actors.errors import EnvironmentFailed, RolloutFailed, ServiceAway, ServiceLost
+from actors.outages import ask, outage
 from actors.sandbox.sandbox import Sandbox, check_code_execution
 from actors.shipped import TOOLS
 from headway.errors import InputError
@@ -115,9 +116,11 @@ class Tools:
 
     async def _reply(self, written: Call | Unreadable) -> tuple[str, bool]:
         """Run a call; return the reply, and True if it succeeded."""
+        name = getattr(written, "name", None) or next(iter(self._tools))
         try:
-            text, succeeded = str(await self._run(written)), True
-        except (InputError, EnvironmentFailed):
+            outcome = await ask(f"tool {name!r}", partial(self._run, written), RolloutFailed)
+            text, succeeded = str(outcome), True
+        except (InputError, EnvironmentFailed, ServiceAway, ServiceLost):
             raise
         except Exception as error:  # noqa: BLE001  (shown to the policy, which may try again)
             text, succeeded = f"error: {_said(error)}", False
@@ -138,7 +141,18 @@ class Tools:
         except ValidationError as error:
             known = tool.description["function"]["parameters"]["properties"]
             raise ValueError(_problem(name, known, error)) from None
+        return await _called(function, given)
+
+
+async def _called(function: Callable[[], Any], given: Any) -> Any:
+    """Return what a tool returns; ServiceAway if its service is away, but for an address given."""
+    try:
         return await call(function)
+    except Exception as error:
+        away = outage(error)
+        if away and (isinstance(error, ServiceAway) or "://" not in str(given)):
+            raise away from error
+        raise
 
 
 def _problem(name: str, known: Iterable[str], error: ValidationError) -> str:

@@ -22,7 +22,7 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mappin
 from contextlib import ExitStack, asynccontextmanager
 from typing import Any
 
-from actors.errors import RewardFailed
+from actors.errors import RewardFailed, ServiceAway
 from actors.rewards.process import (
     ProcessEnded,
     ProcessKilled,
@@ -104,7 +104,8 @@ class RewardPool:
         `reward` is its name and options, `arguments` are JSON values, `timeout` counts seconds from
         the start of the function, and a `coroutine` may share a process with other calls. Raises
         RewardFailed if it raised, returned no finite numbers, took too long or too much memory,
-        ended its process, was killed again and again, or no process could be started for it.
+        ended its process, was killed again and again, or no process could be started for it;
+        ServiceAway as `outage` decides.
         """
         message = {"call": reward, "arguments": list(arguments)}
         work = self._in_shared if coroutine else self._alone
@@ -249,7 +250,8 @@ class RewardPool:
         if "error" in answer:
             limit = f" (actors.reward_memory_gib = {self._memory / 2**30:g})"
             about = limit if answer.get("memory") else ""
-            raise RewardFailed(answer["error"] + about + answer.get("where", ""))
+            text = answer["error"] + about + answer.get("where", "")
+            raise ServiceAway(text, answer["away"]) if "away" in answer else RewardFailed(text)
         parts: Parts = answer["parts"]
         return parts
 

@@ -20,6 +20,7 @@ from contextlib import suppress
 from functools import partial
 from typing import Any, BinaryIO, NoReturn
 
+from actors.outages import outage
 from actors.rewards.find_reward import NoNumber, RewardFunction, find_reward
 from actors.sandbox.linux import end_with_parent
 from headway.errors import InputError
@@ -116,7 +117,10 @@ class Server(ABC):
             return {"error": f"cannot be used: {error}"}
         if isinstance(error, MemoryError):
             return {"error": describe_error(error), "memory": True}
-        return {"error": describe_error(error), "where": where_raised(error)}
+        answer: dict[str, Any] = {"error": describe_error(error), "where": where_raised(error)}
+        if away := outage(error):
+            answer["away"] = away.retry_after
+        return answer
 
     def _answer(self, number: int, answer: dict[str, Any]) -> None:
         if os.getpid() != self._pid:  # a child that the reward forked has returned: it ends

@@ -24,7 +24,7 @@ from deploy.cli.training import resume, reward_model, run, sft
 from deploy.cli.views import inspect, logs, ls, report, rollouts, top
 from deploy.errors import Interrupted
 from deploy.runtime import session_process
-from deploy.runtime.output import open_standard_streams, use_utf8
+from deploy.runtime.output import keep_codes_to_terminals, open_standard_streams, use_utf8
 from deploy.runtime.safe_console import SafeConsole, print_uncaught
 from deploy.runtime.session_process import Session
 from deploy.runtime.signals import raise_interrupts
@@ -73,6 +73,7 @@ def main() -> Any:
     try:
         open_standard_streams()
         use_utf8()
+        keep_codes_to_terminals()
         raise_interrupts()
         sys.excepthook = print_uncaught
         if not only_informs(sys.argv[1:]):

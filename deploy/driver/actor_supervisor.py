@@ -123,6 +123,7 @@ class ActorSupervisor(Supervisor):
             running=statistics.get("running_rollouts", 0),
             finished=statistics.get("rollouts", 0),
             pinned_seconds=self._spec.pinned_seconds if evaluates else 0.0,
+            outages=statistics.get("outages", ()),
         )
 
     async def _start(self, *, again: bool) -> None:

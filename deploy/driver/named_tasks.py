@@ -8,6 +8,7 @@ from ray.exceptions import RayActorError, RayTaskError
 
 from deploy.errors import Interrupted, RunFailed
 from headway.errors import HeadwayError, first_line
+from headway.user_code import shown
 
 
 def named(name: str, work: Awaitable[Any]) -> "asyncio.Task[Any]":
@@ -27,8 +28,8 @@ def named(name: str, work: Awaitable[Any]) -> "asyncio.Task[Any]":
             cause = (error.cause or error) if isinstance(error, RayTaskError) else error
             if isinstance(cause, HeadwayError):
                 raise RunFailed(f"{name}: {cause}", exit_code=cause.exit_code) from error
-            shown = str(cause) if isinstance(cause, OSError) and cause.filename else repr(cause)
-            raise RunFailed(f"{name}: {shown}") from error
+            text = str(cause) if isinstance(cause, OSError) and cause.filename else shown(cause)
+            raise RunFailed(f"{name}: {text}") from error
 
     return asyncio.create_task(explained(), name=name)
 

@@ -15,6 +15,8 @@ import threading
 from contextlib import suppress
 from typing import TextIO, cast
 
+FORCING = ("FORCE_COLOR", "CLICOLOR_FORCE", "PY_COLORS", "TTY_COMPATIBLE", "TTY_INTERACTIVE")
+"""Variables that have libraries write escape codes anywhere."""
 STALL_SECONDS = 0.2
 """Longest wait of a writer for a reader that does not read, once until it reads again."""
 END_SECONDS = 5.0
@@ -48,6 +50,17 @@ def use_utf8() -> None:
     os.environ["PYTHONUTF8"] = "1"
     if not sys.flags.utf8_mode and codecs.lookup(locale.getencoding()).name != "utf-8":
         os.execv(sys.executable, [sys.executable, "-X", "utf8", *sys.orig_argv[1:]])
+
+
+def keep_codes_to_terminals() -> None:
+    """Have no library write escape codes of a terminal where output or errors go elsewhere.
+
+    It holds for this process and for those that it starts, whatever forces codes (CI services do).
+    """
+    if not (sys.stdout.isatty() and sys.stderr.isatty()):
+        for name in FORCING:
+            os.environ.pop(name, None)
+        os.environ |= {"NO_COLOR": "1", "_TYPER_FORCE_DISABLE_TERMINAL": "1"}
 
 
 def tolerant(stream: TextIO) -> TextIO:

@@ -8,12 +8,14 @@ import re
 import sys
 
 import pytest
+import user_module
 
 from actors.environments.calculator import calculator
 from actors.environments.load_environment import load_environment
 from actors.environments.protocol import Message
 from actors.environments.tool_calls import Call, Unreadable, find_calls
 from actors.errors import EnvironmentFailed
+from actors.outages import Outages, timeout
 from headway.errors import InputError
 from queues.records import Prompt
 
@@ -313,6 +315,48 @@ def test_a_sandbox_that_cannot_be_started_fails_the_rollout_and_is_no_reply(monk
     assert len(os.listdir("/proc/self/fd")) <= len(before)
     _, [turn] = converse(options, call_of("fails_to_open"), code_execution="sandbox")
     assert turn.messages[0].content == "error: [Errno 2] no such page"
+
+
+class Host:
+    """A service that refuses connections twice."""
+
+    left = 2
+
+    @classmethod
+    def ask(cls, question: str) -> str:
+        cls.left -= 1
+        if cls.left >= 0:
+            raise ConnectionRefusedError(f"no host for {question}")
+        return "42"
+
+
+def ask_host(question: str) -> str:
+    return Host.ask(question)
+
+
+@pytest.mark.parametrize(
+    ("question", "reply", "pauses"),
+    [("the sum", "42", 2), ("http://nowhere/", "error: no host for http://nowhere/", 0)],
+)
+def test_a_tool_whose_service_is_away_is_called_again_unless_the_policy_gave_an_address(
+    monkeypatch, question, reply, pauses
+):
+    monkeypatch.setattr(Host, "left", 2)
+    monkeypatch.setattr(user_module, "ask_host", ask_host, raising=False)
+    waited = []
+
+    async def note(seconds):
+        waited.append(seconds)
+
+    async def go():
+        environment = load_environment("tools", {"tools": ["user_module:ask_host"]})()
+        async with timeout(10, Outages(60.0, sleep=note)):
+            return await environment.step(
+                Message("assistant", call_of("ask_host", question=question))
+            )
+
+    assert asyncio.run(go()).messages[0].content == reply
+    assert len(waited) == pauses
 
 
 @pytest.mark.slow
