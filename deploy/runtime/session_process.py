@@ -39,6 +39,8 @@ MARK = "HEADWAY_RUN"
 """Environment variable of everything that a session starts: the folder of its run."""
 STOPPED_SECONDS = 15.0
 """A session that is stopped for so long, by a signal to it alone, is killed."""
+END_SECONDS = 30.0
+"""Longest that libraries, such as those of trackers, may keep a session from ending."""
 ERROR_LENGTH = 2000
 """Characters of an error that a session sends to its parent."""
 FIRST_LIMIT = 5
@@ -126,8 +128,9 @@ class Session:
         self._send(Message(recorded=True))
 
     def ends(self, code: int) -> None:
-        """Say that the session ends on purpose."""
+        """Say that the session ends on purpose; its process has END_SECONDS left for that."""
         self._send(Message(code=code))
+        _end_late(code)
 
     def may_pass(self, error: Exception) -> bool:
         """Return True if another session may have no such error, and no interrupt has come."""
@@ -135,9 +138,10 @@ class Session:
         return (is_early or isinstance(error, RayletDied)) and not received.any()
 
     def fails(self, error: str) -> None:
-        """Say that the session ends by an error which counts as a crash."""
+        """Say that the session ends by an error which counts as a crash, as `ends` otherwise."""
         self.has_failed = True
         self._send(Message(error=error[:ERROR_LENGTH]))
+        _end_late(1)
 
     def _send(self, message: Message) -> None:
         with suppress(OSError):  # the parent was killed, and the next one has not begun
@@ -316,6 +320,19 @@ class Parent:
         if self._pidfd is not None:
             with suppress(ProcessLookupError):
                 signal.pidfd_send_signal(self._pidfd, FORWARDED[signal.Signals(number)])
+
+
+def _end_late(code: int) -> None:
+    """End this process after a while, if a library's thread or `atexit` function keeps it alive."""
+
+    def end() -> None:
+        time.sleep(END_SECONDS)
+        what = f"a library does not end its work, and is left after {END_SECONDS:g} s"
+        with suppress(OSError):
+            os.write(2, f"headway: {what}\n".encode())
+        os._exit(code)
+
+    threading.Thread(target=end, name="end", daemon=True).start()
 
 
 def _socket_pair() -> tuple[socket.socket, socket.socket]:

@@ -25,12 +25,12 @@ from headway.errors import InputError
 from tests.waiting import until
 
 SCRIPT = """
-import json, os, pathlib, signal, subprocess, sys, time
+import atexit, json, os, pathlib, signal, subprocess, sys, threading, time
 from deploy.runtime import session_process, signals
 from deploy.runtime.signals import raise_interrupts
 
 folder = pathlib.Path(sys.argv[-1])
-session_process.STOPPED_SECONDS = 0.6
+session_process.STOPPED_SECONDS = session_process.END_SECONDS = 0.6
 session_process.SETTLED_SECONDS = float(os.environ.get("SETTLED_SECONDS", "600"))
 raise_interrupts()
 session = session_process.begin_session(lambda run: (run / "cleared").touch())
@@ -57,6 +57,9 @@ for action, *more in json.loads((folder / "plan").read_text())[number]:
         elif action == "ends":
             session.ends(*more)
             sys.exit(7)
+        elif action == "hangs at its end":
+            atexit.register(threading.Event().wait, 60)
+            threading.Thread(target=threading.Event().wait, args=(60,)).start()
         elif action == "records":
             session.has_recorded()
         elif action == "works":
@@ -132,6 +135,14 @@ def test_a_session_that_crashes_is_started_again_and_its_exit_code_counts(tmp_pa
     assert (first.arguments, first.crashes) == (["run", str(tmp_path)], [])
     assert second.arguments == ["resume", str(tmp_path)]
     assert (second.crashes, second.in_a_row) == ([crash], 1)
+
+
+@pytest.mark.parametrize(("ends", "code"), [(("ends", 3), 3), (("fails",), 1)])
+def test_a_library_that_never_ends_its_work_keeps_no_command_from_ending(tmp_path, ends, code):
+    command = Command(tmp_path, [("goes on", 0), ("hangs at its end",), ends])
+    ended, errors = command.end()
+    assert ended == code
+    assert "a library does not end its work, and is left after 0.6 s" in errors
 
 
 def test_a_session_that_is_stopped_with_its_parent_goes_on_with_it(tmp_path):
