@@ -136,7 +136,7 @@ class Session:
         self._send(Message(recorded=True))
 
     def ends(self, code: int) -> None:
-        """Say that the session ends on purpose."""
+        """Say that the session ends on purpose; its process has EXIT_SECONDS left for that."""
         self._send(Message(code=code))
 
     def may_pass(self, error: Exception) -> bool:
@@ -145,7 +145,7 @@ class Session:
         return (is_early or isinstance(error, RayDied)) and not received.any()
 
     def fails(self, error: str) -> None:
-        """Say that the session ends by an error which counts as a crash."""
+        """Say that the session ends by an error which counts as a crash, as `ends` otherwise."""
         self.has_failed = True
         self._send(Message(error=error[:ERROR_LENGTH]))
 
@@ -296,6 +296,8 @@ class Parent:
                 late += "code" in sent or "error" in sent
         if self._pidfd is None:
             return False
+        if stops <= LOOKS:
+            _print(f"the session does not end within {EXIT_SECONDS:g} s of its work, and is killed")
         with suppress(ProcessLookupError):
             signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
         select.select([self._pidfd], [], [])

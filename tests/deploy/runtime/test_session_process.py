@@ -25,7 +25,7 @@ from headway.errors import InputError
 from tests.waiting import until
 
 SCRIPT = """
-import json, os, pathlib, signal, subprocess, sys, time
+import atexit, json, os, pathlib, signal, subprocess, sys, threading, time
 from deploy.runtime import session_process, signals
 from deploy.runtime.signals import raise_interrupts
 
@@ -57,6 +57,9 @@ for action, *more in json.loads((folder / "plan").read_text())[number]:
         elif action == "ends":
             session.ends(*more)
             sys.exit(7)
+        elif action == "hangs at its end":
+            atexit.register(threading.Event().wait, 60)
+            threading.Thread(target=threading.Event().wait, args=(60,)).start()
         elif action == "records":
             session.has_recorded()
         elif action == "works":
