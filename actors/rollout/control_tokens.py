@@ -51,6 +51,10 @@ class ControlTokens:
         return {t: i for t, (i, _) in self._added.items() if t in self.special | self.structure}
 
     @cached_property
+    def _numbers(self) -> frozenset[int]:
+        return frozenset(self._ids.values())
+
+    @cached_property
     def _pattern(self) -> re.Pattern[str]:
         """Matches a control token with the white space that belongs to it."""
         tokens = [(text, self._added[text][1]) for text in self._ids]
@@ -68,10 +72,8 @@ class ControlTokens:
         The policy's `own` message may have other special tokens than those around messages.
         """
         texts = self.structure | self.named if own else self._ids
-        if not any(token in text for token in texts):
-            return text
-        pattern = "|".join(re.escape(token) for token in self._added if token in texts)
-        return re.sub(pattern, lambda match: self._guards[match[0]], text)
+        present = [re.escape(token) for token in self._added if token in texts and token in text]
+        return re.sub("|".join(present) or "(?!)", lambda match: self._guards[match[0]], text)
 
     def unguard(self, text: str) -> str:
         """Undo `guard`."""
@@ -83,8 +85,11 @@ class ControlTokens:
 
     def found(self, token_ids: Sequence[int]) -> list[int]:
         """Return the control tokens among ids, in their order."""
-        ids = {*self._ids.values()}
-        return [i for i in token_ids if i in ids]
+        return [i for i in token_ids if i in self._numbers]
+
+    def forms_token(self, text: str) -> bool:
+        """Return True for a text that is encoded with a control token, by its text or otherwise."""
+        return bool(self.found(encode(self._tokenizer, text)))
 
     def encode(self, guarded: str, *, follows: bool = False) -> list[int]:
         """Encode a guarded text, in which only what stands outside messages is a control token.
@@ -96,7 +101,7 @@ class ControlTokens:
         template = ""
         for number, piece in enumerate(self._pattern.split(guarded)):
             is_token = number % 2 == 1
-            if is_token or not (self.unguard(piece) != piece or self._forms_token(piece)):
+            if is_token or (self.unguard(piece) == piece and not self.forms_token(piece)):
                 template += piece
                 continue
             ids += encode(self._tokenizer, template, follows=follows and not ids)
@@ -109,10 +114,6 @@ class ControlTokens:
                 "tokens whose texts it has; leave them out"
             )
         return ids
-
-    def _forms_token(self, text: str) -> bool:
-        """Return True where a text without the text of a control token becomes one all the same."""
-        return bool(self.found(encode(self._tokenizer, text)))
 
     @cached_property
     def _glued(self) -> bool:
