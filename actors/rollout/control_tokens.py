@@ -69,9 +69,12 @@ class ControlTokens:
     def guard(self, text: str, *, own: bool = False) -> str:
         """Replace the texts of control tokens in a message.
 
-        The policy's `own` message may have other special tokens than those around messages.
+        The policy's `own` message may have other special tokens than those around messages, and
+        tags such as </think>.
         """
-        texts = self.structure | self.named if own else self._ids
+        texts = {*self.named, *self.structure} if own else {*self._ids}
+        if own:
+            texts = {t for t in texts if t in self.special or not re.fullmatch(r"</?\w+>", t)}
         present = [re.escape(token) for token in self._added if token in texts and token in text]
         return re.sub("|".join(present) or "(?!)", lambda match: self._guards[match[0]], text)
 
@@ -98,35 +101,23 @@ class ControlTokens:
         write without a control token. A text that `follows` another gets no space before it.
         """
         ids: list[int] = []
-        template = ""
         for number, piece in enumerate(self._pattern.split(guarded)):
-            is_token = number % 2 == 1
-            if is_token or (self.unguard(piece) == piece and not self.forms_token(piece)):
-                template += piece
-                continue
-            ids += encode(self._tokenizer, template, follows=follows and not ids)
-            after = self._glued if ids else follows
-            ids, template = ids + self._as_text(piece, follows=after), ""
-        ids += encode(self._tokenizer, template, follows=follows and not ids)
-        if self.found(ids) != self.written(guarded):
-            raise PromptRefused(
-                f"the tokenizer cannot write {self.unguard(guarded)[-80:]!r} without the control "
-                "tokens whose texts it has; leave them out"
-            )
+            if number % 2:
+                ids.append(self._ids[piece.strip()])
+            elif piece:
+                ids += self._as_text(piece, follows=self._glued if ids else follows)
         return ids
 
     @cached_property
     def _glued(self) -> bool:
         """No space is put before a text that stands after a control token."""
         token, *_ = self._ids
-        whole = encode(self._tokenizer, f"{token}0")
-        return whole[1:] != encode(self._tokenizer, "0")
+        return encode(self._tokenizer, f"{token}0")[1:] != encode(self._tokenizer, "0")
 
     def _as_text(self, guarded: str, *, follows: bool) -> list[int]:
         """Encode a text without control tokens: whole, or else those texts letter by letter."""
-        ids = encode(
-            self._tokenizer, self.unguard(guarded), follows=follows, split_special_tokens=True
-        )
+        text = self.unguard(guarded)
+        ids = encode(self._tokenizer, text, follows=follows, split_special_tokens=True)
         if not self.found(ids):
             return ids
         ids = []
@@ -135,4 +126,9 @@ class ControlTokens:
             for part in [run] if token == run else token:
                 after = bool(ids) or follows
                 ids += encode(self._tokenizer, part, follows=after, split_special_tokens=True)
+        if self.found(ids):
+            raise PromptRefused(
+                f"the tokenizer cannot write {text[:80]!r} without the control tokens whose texts "
+                "it has; leave them out"
+            )
         return ids

@@ -79,3 +79,18 @@ def test_without_a_template_a_prompt_may_be_in_the_models_format_and_no_later_te
     ):
         found = [i for i in ids if i in tokenizer.all_special_ids]
         assert tokenizer.convert_ids_to_tokens(found) == tokens
+
+
+def test_tags_stay_tokens_in_the_policys_own_message_though_the_template_writes_them():
+    tokenizer = copy.deepcopy(real_tokenizer("qwen3"))
+    tokenizer.add_tokens([AddedToken("</think>", special=False, normalized=False)])
+    tokenizer.chat_template = (
+        "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ '</think>' if m.role == 'assistant' }}"
+        "{{ m.content }}<|im_end|>\n{% endfor %}"
+        "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+    )
+    close = tokenizer.convert_tokens_to_ids("</think>")
+    renderer = Renderer(tokenizer)
+    asked, begun = Message("user", "a</think>"), Message("assistant", "hm</think>7")
+    assert renderer.prompt([asked]).count(close) == 0
+    assert renderer.prompt([Message("user", "a"), begun]).count(close) == 2
