@@ -83,7 +83,8 @@ class Renderer:
         appended, and PromptRefused for a role that it refuses or a character without a token.
         """
         if not self.templated:
-            return self.encoded(_joined, messages, follows=True)
+            joined = Message("user", _joined(messages))  # whole: a token may be in two of them
+            return self.encoded(_joined, [joined], follows=True)
         ids = self.encoded(lambda written: self._after_reply(written, reply=True), messages)
         return ids[1:] if ids[:1] == [last] else ids
 
@@ -102,11 +103,13 @@ class Renderer:
         control, last = self.control, len(messages) - 1
         text = write(messages)
         ids = encode(self.tokenizer, text, follows=follows)
+        if not any(control.forms_token(message.content) for message in messages):
+            return ids
         guarded = [
             replace(m, content=control.guard(m.content, own=n == last and m.role == "assistant"))
             for n, m in enumerate(messages)
         ]
-        parted = text if guarded == [*messages] else write(guarded)
+        parted = write(guarded)
         if control.found(ids) == control.written(parted):
             return ids
         if control.unguard(parted) != text:
@@ -205,12 +208,12 @@ class Renderer:
         return text + lacking + begun.content
 
     def _joined_prompt(self, messages: Sequence[Message]) -> list[int]:
-        before = self._before_texts
-        ids = encode(self.tokenizer, _joined(messages))
+        before, text = self._before_texts, _joined(messages)
+        ids = encode(self.tokenizer, text)
         ids = ids if before and ids[: len(before)] == before else [*before, *ids]
         if self._as_written or not self.control.found(ids[len(before) :]):
             return ids
-        text = _joined(messages).removeprefix(self._decode(before))
+        text = text.removeprefix(self._decode(before))
         return [*before, *self.control.encode(self.control.guard(text))]
 
     def _sample(self) -> str:

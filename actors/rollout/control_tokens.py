@@ -51,6 +51,10 @@ class ControlTokens:
         return {t: i for t, (i, _) in self._added.items() if t in self.special | self.structure}
 
     @cached_property
+    def _numbers(self) -> frozenset[int]:
+        return frozenset(self._ids.values())
+
+    @cached_property
     def _pattern(self) -> re.Pattern[str]:
         """Matches a control token with the white space that belongs to it."""
         tokens = [(text, self._added[text][1]) for text in self._ids]
@@ -65,13 +69,14 @@ class ControlTokens:
     def guard(self, text: str, *, own: bool = False) -> str:
         """Replace the texts of control tokens in a message.
 
-        The policy's `own` message may have other special tokens than those around messages.
+        The policy's `own` message may have other special tokens than those around messages, and
+        tags such as </think>.
         """
-        texts = self.structure | self.named if own else self._ids
-        if not any(token in text for token in texts):
-            return text
-        pattern = "|".join(re.escape(token) for token in self._added if token in texts)
-        return re.sub(pattern, lambda match: self._guards[match[0]], text)
+        texts = {*self.named, *self.structure} if own else {*self._ids}
+        if own:
+            texts = {t for t in texts if t in self.special or not re.fullmatch(r"</?\w+>", t)}
+        present = [re.escape(token) for token in self._added if token in texts and token in text]
+        return re.sub("|".join(present) or "(?!)", lambda match: self._guards[match[0]], text)
 
     def unguard(self, text: str) -> str:
         """Undo `guard`."""
@@ -83,8 +88,11 @@ class ControlTokens:
 
     def found(self, token_ids: Sequence[int]) -> list[int]:
         """Return the control tokens among ids, in their order."""
-        ids = {*self._ids.values()}
-        return [i for i in token_ids if i in ids]
+        return [i for i in token_ids if i in self._numbers]
+
+    def forms_token(self, text: str) -> bool:
+        """Return True for a text that is encoded with a control token, by its text or otherwise."""
+        return bool(self.found(encode(self._tokenizer, text)))
 
     def encode(self, guarded: str, *, follows: bool = False) -> list[int]:
         """Encode a guarded text, in which only what stands outside messages is a control token.
@@ -93,39 +101,23 @@ class ControlTokens:
         write without a control token. A text that `follows` another gets no space before it.
         """
         ids: list[int] = []
-        template = ""
         for number, piece in enumerate(self._pattern.split(guarded)):
-            is_token = number % 2 == 1
-            if is_token or not (self.unguard(piece) != piece or self._forms_token(piece)):
-                template += piece
-                continue
-            ids += encode(self._tokenizer, template, follows=follows and not ids)
-            after = self._glued if ids else follows
-            ids, template = ids + self._as_text(piece, follows=after), ""
-        ids += encode(self._tokenizer, template, follows=follows and not ids)
-        if self.found(ids) != self.written(guarded):
-            raise PromptRefused(
-                f"the tokenizer cannot write {self.unguard(guarded)[-80:]!r} without the control "
-                "tokens whose texts it has; leave them out"
-            )
+            if number % 2:
+                ids.append(self._ids[piece.strip()])
+            elif piece:
+                ids += self._as_text(piece, follows=self._glued if ids else follows)
         return ids
-
-    def _forms_token(self, text: str) -> bool:
-        """Return True where a text without the text of a control token becomes one all the same."""
-        return bool(self.found(encode(self._tokenizer, text)))
 
     @cached_property
     def _glued(self) -> bool:
         """No space is put before a text that stands after a control token."""
         token, *_ = self._ids
-        whole = encode(self._tokenizer, f"{token}0")
-        return whole[1:] != encode(self._tokenizer, "0")
+        return encode(self._tokenizer, f"{token}0")[1:] != encode(self._tokenizer, "0")
 
     def _as_text(self, guarded: str, *, follows: bool) -> list[int]:
         """Encode a text without control tokens: whole, or else those texts letter by letter."""
-        ids = encode(
-            self._tokenizer, self.unguard(guarded), follows=follows, split_special_tokens=True
-        )
+        text = self.unguard(guarded)
+        ids = encode(self._tokenizer, text, follows=follows, split_special_tokens=True)
         if not self.found(ids):
             return ids
         ids = []
@@ -134,4 +126,9 @@ class ControlTokens:
             for part in [run] if token == run else token:
                 after = bool(ids) or follows
                 ids += encode(self._tokenizer, part, follows=after, split_special_tokens=True)
+        if self.found(ids):
+            raise PromptRefused(
+                f"the tokenizer cannot write {text[:80]!r} without the control tokens whose texts "
+                "it has; leave them out"
+            )
         return ids

@@ -25,8 +25,6 @@ class Stops:
     """Leave the stop in the text of a message."""
     hidden: dict[int, str] = field(default_factory=dict)
     """Texts of the special tokens of `actors.stop` among `ids`."""
-    automatic: tuple[int, ...] = ()
-    """Those of `ids` that the chat template alone asks for."""
 
     def find(self, token_ids: Sequence[int]) -> int | None:
         """Return how many tokens of a message end with its first stop; None without a stop."""
@@ -90,5 +88,5 @@ def load_stops(renderer: Renderer, stop: Sequence[str | int], *, include: bool =
             )
     numbers = tuple(value for value in ids if isinstance(value, int))
     named = {i: text for text, i in special.items() if i in numbers}
-    ends = (*{*renderer.turn_end_ids}.difference(numbers, [renderer.tokenizer.eos_token_id]),)
-    return Stops(renderer, strings, (*numbers, *ends), include, named, ends)
+    ends = {*renderer.turn_end_ids} - {*numbers, renderer.tokenizer.eos_token_id}
+    return Stops(renderer, strings, (*numbers, *ends), include, named)

@@ -154,5 +154,6 @@ def test_a_text_without_control_tokens_has_the_ids_of_the_whole_rendering(name, 
     whole = tokenizer.apply_chat_template(
         conversation(messages).popitem()[1], tokenize=False, add_generation_prompt=True
     )
-    ids = Renderer(tokenizer).prompt(messages)
-    assert ids == tokenizer.encode(whole, add_special_tokens=False)
+    renderer = Renderer(tokenizer)
+    ids = tokenizer.encode(whole, add_special_tokens=False)
+    assert renderer.prompt(messages) == renderer.control.encode(whole) == ids
