@@ -19,6 +19,7 @@ from actors.sources.examples import DEMONSTRATIONS, PREFERENCES, load_examples
 from deploy.config.rules import check_against_objective
 from deploy.config.run_config import RunConfig
 from deploy.observability import trackers
+from deploy.preflight.answers import check_answers
 from deploy.preflight.machine_checks import check_free_space, check_machine, check_run_folders
 from deploy.preflight.models import (
     check_adapter,
@@ -65,8 +66,13 @@ def check_prompts(config: RunConfig, prompts: OpenedPrompts) -> None:
     if config.prompts.pass_rate_cap is not None:
         for prompt in prompts.first:
             split(prompt.prompt_id)
-    check_scorable(actors.reward, [*prompts.first, *prompts.of_parts])
-    check_scorable(actors.heldout_reward or actors.reward, prompts.problems)
+    trained = [*(prompts.rows or prompts.first), *prompts.of_parts]
+    for names, scored in (
+        (actors.reward, trained),
+        (actors.heldout_reward or actors.reward, prompts.problems),
+    ):
+        check_scorable(names, scored)
+        check_answers(actors, names, scored)
 
 
 def check_objective(config: RunConfig) -> None:
