@@ -20,7 +20,6 @@ from actors.rewards.math_text import answer_in, spelled_plainly
 
 LONGEST = 1000
 """Characters of an answer."""
-MOST_WORDS = 4
 COMMANDS = """
 frac sqrt pi infty cdot times div pm mp sin cos tan cot sec csc arcsin arccos arctan sinh cosh tanh
 ln log exp binom min max gcd lfloor rfloor lceil rceil lvert rvert begin end sum prod int lim to
@@ -30,21 +29,24 @@ emptyset setminus cup cap in le ge ne approx
 """LaTeX commands that the library reads as what they mean."""
 NORMAL = NormalizationConfig(malformed_operators=True, nits=True, boxed="none")
 AS_WRITTEN = ConversionConfig(lowercase_symbols=False)
-SCALES = {"hundred": 100, "thousand": 10**3, "million": 10**6, "billion": 10**9, "dozen": 12}
 EXACT_UNITS = frozenset(["mm", "cm", "dm", "m", "km", "mg", "g", "kg", "ml", "am", "pm"])
 """Units that are compared; others may be spelled in many ways, and are left out."""
-NO_UNIT = re.compile(r"\b(?:or|and|than|more|less|least|most|remainder|to|if|for|when|with|r)\b")
+NO_UNIT = re.compile(
+    r"\b(?:or|and|than|more|less|least|most|remainder|to|if|for|when|with|r)\b"
+    r"|hundred|thousand|illion|dozen"
+)
 WORDS = frozenset(["yes", "no", "true", "false", "none", "even", "odd"])
 CHOICE = r"\(?[A-J]\)?"
 _POWER = r"(?:\s*\^\s*\{?\d\}?)?"
 UNIT = re.compile(
     rf"(.*[\d}})!a-zA-Z|])\s*(%|°|\\text\s*\{{[^{{}}]*\}}{_POWER})"
-    rf"|(.*[\d}})])\s*((?:[mckd]m|[mk]g|ml|ft|km/h|mph){_POWER}|\s[a-zA-Z]{{4,}}[a-zA-Z /.]*)",
+    rf"|(.*[\d}})])\s*((?:[mckd]m|[mk]g|ml|ft|km/h|mph|[ap]m|[AP]M){_POWER}"
+    r"|\s(?:day|min|sec|hrs?|lbs?|oz|yd|mi|[a-zA-Z]{4,}[a-zA-Z /.]*))",
     re.DOTALL,
 )
 UNCLEAR = re.compile(
-    r"[a-zA-Z]{4,}|[?@#;\"°%]|/\s*\w+\s*[\\a-zA-Z(]|\d\s+[\d.]|\d\s*_|\d\s[mshgl]\s*$|:.*:"
-    r"|\d{4}-\d\d?-\d\d?$"
+    r"[a-zA-Z]{4,}|[?@#;\"°%]|/\s*\w+\s*[\\a-zA-Z(]|\d\s+[\d.]|\d\s*[_']|\d\s[mshgl]\s*$|:.*:"
+    r"|\d{4}-\d\d?-\d\d?$|\b0x|[ACP](?:_\{?\w+\}?\^|\(\w+,)"
 )
 """Words, digits side by side, another base, and what may or may not be under a fraction bar."""
 
@@ -83,11 +85,7 @@ def read(text: str) -> Answer:
             if not disjoint:
                 raise Unreadable("it has several conditions")
             expression = sympy.Union(*(part.as_set() for part in expression))
-    if unit == "%":
-        expression = expression / 100
-    elif (scale := SCALES.get(unit.removesuffix("s"))) is not None:
-        expression, unit = expression * scale, ""
-    return Answer(_checked(expression), unit)
+    return Answer(_checked(expression / 100 if unit == "%" else expression), unit)
 
 
 @lru_cache(maxsize=256)
@@ -113,8 +111,8 @@ def _words(text: str) -> str | None:
         return None
     if text.casefold() == plain and len(plain) < 4 and plain not in WORDS:  # a product, as in xy
         return None
-    if len(plain.split()) > MOST_WORDS:
-        raise Unreadable(f"it is a sentence of more than {MOST_WORDS} words")
+    if len(plain.split()) > 4:
+        raise Unreadable("it is a sentence of more than 4 words")
     return plain
 
 

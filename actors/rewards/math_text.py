@@ -17,28 +17,31 @@ _NAMES = "sqrt|pi|sin|cos|tan|cot|sec|csc|arcsin|arccos|arctan|log|ln|theta|inft
 REWRITES = [
     (re.compile(pattern), new)
     for pattern, new in (
-        (r"\\\\\s*\[[\w.]+\]", r"\\\\"),
         (r"\\left\s*\.|\\right\s*\.|\\(?:left|right|[bB]igg?[lrm]?)(?![a-zA-Z])", ""),
         (r"\\[dtc](frac|binom)(?![a-zA-Z])", r"\\\1"),
         (r"(?:\\leq?(?:slant)?(?![a-zA-Z])|<=)", r"\\le "),
         (r"(?:\\geq?(?:slant)?(?![a-zA-Z])|>=)", r"\\ge "),
         (r"\\neq?(?![a-zA-Z])|!=", r"\\ne "),
-        (r"\\lt(?![a-zA-Z])", "<"),
-        (r"\\gt(?![a-zA-Z])", ">"),
-        (r"\\(?:lor|vee)(?![a-zA-Z])", r"\\text{ or }"),
         (r"\\(?:varnothing|emptyset)(?![a-zA-Z])|\\\{\s*\\\}", r"\\emptyset "),
         (r"\\(?:displaystyle|textstyle|q?quad)(?![a-zA-Z])|\\[;:]|~", " "),
         (r"\\!", ""),
         (r"(?<!\\)\\[()\[\]]|\\?\$|[€£]", ""),
+        (r"\\(?:mathbf|mathit|boldsymbol|vec)\s*\{\s*(\w)\s*\}", r"\1"),
         (r"\\(?:text|math)(?:rm|bf|it|sf|normal)?\s*\{|\\(?:mbox|operatorname)\s*\{", r"\\text{"),
-        (r"\\text\{\s*([a-zA-Z])\s*\}(?=\s*[+\-^_=]|$)|\\text\{\s*(-?[\d.,]+)\s*\}", r"\1\2"),
-        (r"(?<![\d.])\d{1,3}(?:(?:\\,|\{,\}|\\ | )\d{3})+(?!\d)", lambda m: _digits(m[0])),
+        (r"\\text\{\s*([a-zA-Z])\s*\}(?=\s*[+\-^_=])|\\text\{\s*(-?[\d.,]+)\s*\}", r"\1\2"),
+        (r"(?:(?<=,)|^)\s*\\text\{\s*\(?([A-J])\)?\s*\}(?=\s*(?:,|$))", r" \1"),
+        (r"^\\text\{([^{}]*\d[^{}]*)\}$", r"\1"),
+        (
+            r"(?<![\d.])\d{1,3}(?:(?:\\,|\{,\}|\\ | )\d{3})+(?!\d)",
+            lambda m: re.sub(r"\D", "", m[0]),
+        ),
         (r"\{,\}", ","),
         (r"(?<!\\)\\[, ]", " "),
         (
-            r"\^\s*(?:\{\s*\\circ\s*\}|\\circ(?![a-z]))|\s*\bdegrees?\b|\\text\{\s*degrees?\s*\}",
+            r"\^\s*(?:\{\s*\\circ\s*\}|\\circ(?![a-z]))|\\text\{\s*degrees?\s*\}|\s*\bdegrees?\b",
             "°",
         ),
+        (r"°\s*(?:\\text\{\s*)?[CF]\b\s*\}?", "°"),
         (r"\\%|\\text\{\s*(?:percent|\\?%)\s*\}|\s*\bpercent\b", "%"),
         (r"(?<=\d)\^?\{?(?:\\text\{\s*)?(?:st|nd|rd|th)\b\}{0,2}", ""),
         (r"(\d)[eE]([+-]?\d+)(?![\w.])", r"\1\\cdot 10^{\2}"),
@@ -57,12 +60,13 @@ REWRITES = [
 """Patterns and what stands for them, in this order."""
 _ROWS = "aligned|align\\*?|gathered|split|cases|alignedat"
 JUDGES = re.compile(
-    r"(?i)(?:in)?(?:correct|valid|right|wrong|consistent|reasonable|verified|true|indeed|confirmed)\b"
-    r"|(?:not|thus|therefore|also) |what|the same"
+    r"(?i)(?:in)?(?:correct|valid|right|wrong|consistent|reasonable|verified|indeed|confirmed)\b"
+    r"|(?:not|thus|therefore|also) |what|the same|(?:[^$]*?(?<![\\a-zA-Z])[a-zA-Z]{2,}){7}"
 )
+"""What follows "the answer is" and is none: a judgement, or a sentence."""
 ANSWER = re.compile(
     r"(?i)\b(?:answers?|solutions?)\b(?:\s+(?:to|of|for)\b[^.:\n]{0,80}?)?"
-    r"\s*(?::|=|(?:is|are|equals|will be|must be|would be)\b)[:\s]*"
+    r"\s*(?:(?<!solution):|(?<!solution)=|(?:is|are|equals|will be|must be|would be)\b)[:\s]*"
 )
 END = re.compile(
     r"\.(?=\s|$)|!(?=\s*$|\s+[A-Z])|\n|;\s|,?\s+(?:because|since|as|which|where|so|when|given|note)\b"
@@ -95,6 +99,7 @@ def answer_in(text: str) -> str | None:
     the last line, or its last number if it is a sentence. Boxes with only "and" or commas between
     them are one list.
     """
+    text = text.rpartition("</think>")[2]
     text = re.sub(r"(?<![\w)}])\*\*|\*\*(?![\w(\\])|__|`", "", text)
     if (boxed := _last_boxes(text)) is not None:
         return boxed
@@ -158,10 +163,6 @@ def _joined_rows(text: str) -> str:
     if "&=" in text.replace(" ", "") or "\\\\" in text:
         text = text.replace("&", " ")
     return re.sub(r"\\\\(?![a-zA-Z])", ", ", text)
-
-
-def _digits(text: str) -> str:
-    return re.sub(r"\D", "", text)
 
 
 def _repeating(whole: str, digits: str, period: str) -> str:

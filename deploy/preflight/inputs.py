@@ -66,13 +66,11 @@ def check_prompts(config: RunConfig, prompts: OpenedPrompts) -> None:
     if config.prompts.pass_rate_cap is not None:
         for prompt in prompts.first:
             split(prompt.prompt_id)
-    trained = [*(prompts.rows or prompts.first), *prompts.of_parts]
-    for names, scored in (
-        (actors.reward, trained),
-        (actors.heldout_reward or actors.reward, prompts.problems),
-    ):
-        check_scorable(names, scored)
-        check_answers(actors, names, scored)
+    heldout, rows = actors.heldout_reward or actors.reward, prompts.rows or prompts.first
+    check_scorable(actors.reward, [*prompts.of_parts, *rows])
+    check_scorable(heldout, prompts.problems)
+    check_answers(actors, actors.reward, [*rows, *prompts.of_parts])
+    check_answers(actors, heldout, prompts.problems)
 
 
 def check_objective(config: RunConfig) -> None:

@@ -47,7 +47,11 @@ GOLDS = r"""
 5 hours => 5 ;; 5\text{ hours} => 6 ;; 50 ;; 0
 60 km/h => 60 ;; 60\text{ km/h} => 6 ;; 61 ;; 0
 10 \mathrm{~cm} => 10 ;; 10 \text{ cm} => 1 ;; 100 ;; 10 \text{ m}
-3 \text{ million} => 3000000 ;; 3{,}000{,}000 ;; 3 \times 10^6 => 3 ;; 30000 ;; 10^6
+5\text{m} => 5 ;; 5\text{ m} ;; 5\,\mathrm{m} => 5\text{ cm} ;; 6 ;; 50
+20^\circ\text{C} => 20 ;; 20^\circ C ;; 20°C => 2 ;; 20C ;; 21
+1 day => 1 ;; 1\text{ day} => 2 ;; 0 ;; 10
+7 PM => 7\text{ p.m.} ;; 7 pm => 7\text{ a.m.} ;; 8 ;; 70
+\text{12 pounds} => 12 ;; 12 pounds => 1 ;; 2 ;; 21
 \$5 => 5 ;; \$5 ;; \$5.00 ;; 5\text{ dollars} => 50 ;; 0.5 ;; 6
 \$32{,}000 => 32000 ;; \$32,000 => 32 ;; 0 ;; 3200
 18.90\text{ dollars} => 18.9 ;; \$18.90 => 18 ;; 90 ;; 19
@@ -180,6 +184,8 @@ C => C ;; (C) ;; \text{C} ;; \text{(C)} ;; \textbf{(C)} ;; C) 12 => A ;; B ;; D
 \text{(C)} => C ;; (C) ;; \text{C} ;; \textbf{(C)}\ 5 => (B) ;; A ;; 5
 \textbf{(E)} => E ;; \text{E} ;; (E) => e^2 ;; A ;; 2.7
 \mathrm{D} => D ;; (D) => C ;; 4 ;; A
+\text{A}, \text{C} => A, C ;; \text{(C)}, \text{(A)} => A ;; C ;; B, C
+\mathbf{v} => \mathbf{v} ;; v => 2v ;; u ;; 0
 A, C => A,C ;; C, A ;; A and C => A ;; C ;; B, C
 \text{yes} => yes ;; \text{Yes} ;; \textbf{yes} => no ;; \text{no} ;; 1
 No => no ;; \text{No} => yes ;; on ;; 0
@@ -201,6 +207,11 @@ x \equiv 3 \pmod{7}
 \triangle ABC
 3 4
 1/2\pi
+3 \text{ million}
+5'
+C_5^2
+P(5,2)
+0x1F
 5 m
 5 feet 6 inches
 \text{June 5}
@@ -318,6 +329,9 @@ COMPLETIONS = [
             "The answer is $5$, and that is the solution.",
             "The answer is 5!",
             "the solution is `5`",
+            "Solution: We add 2 to 3. So it is $5$.",
+            "<think>\\boxed{4}</think>5",
+            "Answer: We add both numbers and get what is asked for.\n\nThe sum is $5$.",
         ],
         [
             r"\boxed{5} or rather \boxed{6}",
