@@ -16,7 +16,7 @@ from actors.errors import SourceChanged
 from actors.sources.filters import without_heldout
 from actors.sources.fingerprints import watched
 from actors.sources.load_source import load_source
-from actors.sources.protocol import PromptSource, RestartableSource, Split
+from actors.sources.protocol import PromptSource, RestartableSource, Split, TableSource
 from headway.errors import InputError
 from headway.options import parse_options
 from headway.recipe_section import Section
@@ -126,6 +126,11 @@ class Mixture:
             prompts.append(_named(part, number, source.next(1)[0]))
             source.restore(cursor)
         return prompts
+
+    def table(self) -> list[Prompt]:
+        """Return the rows of those parts that draw from a table."""
+        tables = (part.table() for part in self._unfiltered if isinstance(part, TableSource))
+        return [*chain.from_iterable(tables)]
 
     def cursor(self) -> str:
         return json.dumps(

@@ -19,6 +19,7 @@ from actors.sources.examples import DEMONSTRATIONS, PREFERENCES, load_examples
 from deploy.config.rules import check_against_objective
 from deploy.config.run_config import RunConfig
 from deploy.observability import trackers
+from deploy.preflight.answers import check_answers
 from deploy.preflight.machine_checks import check_free_space, check_machine, check_run_folders
 from deploy.preflight.models import (
     check_adapter,
@@ -65,8 +66,11 @@ def check_prompts(config: RunConfig, prompts: OpenedPrompts) -> None:
     if config.prompts.pass_rate_cap is not None:
         for prompt in prompts.first:
             split(prompt.prompt_id)
-    check_scorable(actors.reward, [*prompts.first, *prompts.of_parts])
-    check_scorable(actors.heldout_reward or actors.reward, prompts.problems)
+    heldout, rows = actors.heldout_reward or actors.reward, prompts.rows or prompts.first
+    check_scorable(actors.reward, [*prompts.of_parts, *rows])
+    check_scorable(heldout, prompts.problems)
+    check_answers(actors, actors.reward, [*rows, *prompts.of_parts])
+    check_answers(actors, heldout, prompts.problems)
 
 
 def check_objective(config: RunConfig) -> None:

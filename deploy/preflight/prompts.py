@@ -4,7 +4,7 @@ Every function raises InputError for sources and problems that cannot be used.
 """
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,7 +18,7 @@ from actors.sources.filters import shorter, within_tokens, without_heldout
 from actors.sources.fingerprints import go_on, of_prompts, watched
 from actors.sources.load_source import load_source
 from actors.sources.mixture import Mixture
-from actors.sources.protocol import RestartableSource
+from actors.sources.protocol import RestartableSource, TableSource
 from deploy.config.evaluation_schedule import PlannedEvaluation, plan
 from deploy.config.run_config import RunConfig
 from headway.errors import InputError
@@ -39,6 +39,8 @@ class OpenedPrompts:
     """Held-out problems, as many as the largest evaluation needs; of a resumed run those that it
     began with."""
     evaluations: list[PlannedEvaluation]
+    rows: Sequence[Prompt] = ()
+    """Those of all rows of the training source, named by file and row; empty for other sources."""
 
     @property
     def sample(self) -> list[Prompt]:
@@ -94,6 +96,7 @@ def open_prompts(
         of_parts=of_parts,
         problems=_as_begun(config, problems, recorded),
         evaluations=evaluations,
+        rows=drawn.table() if isinstance(drawn, TableSource) else (),
     )
 
 

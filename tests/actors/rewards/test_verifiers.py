@@ -145,7 +145,8 @@ def gym_prompts():
 
 @pytest.mark.parametrize("name", sorted({*REWARDS} - {"code", "reward_model", "llm_judge"}))
 def test_malformed_completions_are_scored_and_never_right(pool, name):
-    prompt = Prompt(prompt_id="sums/0/1", text="3+4=", answer="fourteen halves and 31")
+    answer = r"\frac{31}{14}" if name == "math_verify" else "fourteen halves and 31"
+    prompt = Prompt(prompt_id="sums/0/1", text="3+4=", answer=answer)
     prompts = gym_prompts() if name == "reasoning_gym" else [prompt]
     rewards = load_rewards([name], pool=pool, options={name: OPTIONS.get(name, {})})
 
