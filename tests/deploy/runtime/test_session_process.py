@@ -57,9 +57,6 @@ for action, *more in json.loads((folder / "plan").read_text())[number]:
         elif action == "ends":
             session.ends(*more)
             sys.exit(7)
-        elif action == "hangs at its end":
-            atexit.register(threading.Event().wait, 60)
-            threading.Thread(target=threading.Event().wait, args=(60,)).start()
         elif action == "records":
             session.has_recorded()
         elif action == "works":
@@ -153,7 +150,8 @@ def test_a_session_lives_as_long_stopped_as_its_crash_says(tmp_path):
 def test_a_session_that_does_not_end_after_it_said_how_is_killed(tmp_path, method, said, code):
     hangs = [("goes on", LIMIT), ("says", method, said), ("waits",)]
     command = Command(tmp_path, hangs, [("ends", 0)])
-    assert command.end() == (code, "")
+    late = "the session does not end within 0.6 s of its work, and is killed"
+    assert command.end() == (code, f"headway: {late}\n")
     crashes = [session.crashes for session in command.sessions()]
     again = [[f"its process ended by an error: {said}"]] if method == "fails" else []
     assert crashes == [[], *again]
