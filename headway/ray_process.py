@@ -11,7 +11,7 @@ from typing import Any, Concatenate, NoReturn, ParamSpec, TypeVar
 
 import ray
 from ray._private import ray_constants, state
-from ray.exceptions import RayError
+from ray.exceptions import RayError, RuntimeEnvSetupError
 
 from headway.errors import first_line
 from headway.metrics import Collectors, MetricsAccess, MetricsServer, public_address
@@ -77,7 +77,7 @@ def free_resources() -> Mapping[str, Mapping[str, float]]:
 
 def death_of(error: RayError) -> str:
     """Return on one line how a process ended: the error of its own creation, if it raised one."""
-    if getattr(error, "actor_init_failed", False):
+    if getattr(error, "actor_init_failed", False) or isinstance(error, RuntimeEnvSetupError):
         return str(error).strip().splitlines()[-1]
     return first_line(error)
 

@@ -12,9 +12,10 @@ LONGEST_WAIT_SECONDS = 30.0
 SETTLED_SECONDS = 600.0
 """A process that worked for this long before its death starts counting anew."""
 PASSING = re.compile(
-    r"\bthe (?:actor|worker|node) |kill|signal|\bSIG[A-Z]+\b|unexpectedly|\bgone$|preempt|\bdrain|"
-    r"memory|\bOOM|no space left|too many open files|temporar|unavailable|\bbusy|in use|"
-    r"time[ds]?[ -]?out|deadline|within [\d.]+ ?s|connect|\breset\b|unreachable|failed core proc",
+    r"\bthe (?:actor|worker|node) |\bkill|\bsignal|(?-i:\bSIG[A-Z]+\b)|unexpectedly|\bgone$|"
+    r"preempt|\bdrain|memory|\bOOM|no space left|too many open files|temporar|unavailable|\bbusy|"
+    r"\bin use\b|time[ds]?[ -]?out|deadline|within [\d.]+ ?s|connection|\bconnect\b|\breset\b|"
+    r"unreachable|failed core proc",
     re.IGNORECASE,
 )
 """Parts of errors that another start may not meet."""

@@ -252,7 +252,7 @@ class Parent:
             os.close(descriptor)
         ended = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) if is_child else None
         if "code" in sent:
-            if ended == -signal.SIGKILL:
+            if ended == -signal.SIGKILL or self._history.crashes:  # it did not take over
                 self._clear_away()
             os._exit(sent["code"])
         if self._interrupted:

@@ -34,6 +34,9 @@ HEAD_SIZE = "vLLM did not start for '/tmp/x1/model': ValueError: Head size 24 is
         ("pid 17: bad magic at 0x7f3a00ff", "pid 4711: bad magic at 0x7f3b11ff"),
         ("object 9f3ac01b: no codec", "object 11e0ffa2: no codec"),
         ("RuntimeError: operator torchvision::nms does not exist",) * 2,
+        ("ModuleNotFoundError: No module named 'skills.connectors'",) * 2,
+        ("ValueError: no such option in user_settings",) * 2,
+        ("TypeError: sigmoid() has no such signature",) * 2,
     ],
 )
 def test_what_fails_twice_in_the_same_way_before_any_work_is_final(first, second):
@@ -53,6 +56,7 @@ def test_what_fails_twice_in_the_same_way_before_any_work_is_final(first, second
         "Engine core initialization failed. Failed core proc(s): {}",
         "a process of the vLLM engine is gone",
         "worker exited by SIGSEGV",
+        "Failed to connect to the GCS",
         "torch.OutOfMemoryError: CUDA out of memory",
         "OSError: [Errno 98] Address already in use",
         "OSError: [Errno 28] No space left on device",

@@ -208,6 +208,17 @@ def test_an_interrupt_before_a_restart_ends_the_command(tmp_path):
     assert RunDirectory(tmp_path).lock.rests()
 
 
+@pytest.mark.parametrize("takes_over", [False, True])
+def test_what_a_crash_left_is_cleared_away_if_the_next_session_ends_before_it_does(
+    tmp_path, takes_over
+):
+    """As by an interrupt soon after a kill."""
+    ends = [*[("records",)] * takes_over, ("ends", 130)]
+    command = Command(tmp_path, [("goes on", LIMIT), ("dies",)], ends)
+    assert command.end()[0] == 130
+    assert (tmp_path / "cleared").exists() != takes_over
+
+
 def kill_parent(session, parent):
     """Kill the parent of a session, and return the next one as soon as it watches the session."""
     parent.kill()
