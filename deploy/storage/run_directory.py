@@ -26,7 +26,6 @@ from headway.clean_text import without_secrets_in
 from headway.errors import InputError, is_bad_input
 from headway.file_lock import is_at
 from headway.nearest_name import nearest
-from headway.user_code import look_in
 from queues.errors import LedgerError
 from queues.readers.accounting import read_accounting
 from queues.storage.backup import is_taken_over
@@ -87,7 +86,6 @@ class RunDirectory:
     def config(self, overrides: Sequence[str] = ()) -> RunConfig:
         """Return the recipe in the folder, perhaps edited since, with the present `runs_dir`."""
         config = load_recipe(str(self.recipe_file), overrides)
-        look_in(config.deploy.code_dir)
         return config.updated(deploy={"runs_dir": self.path.parent})
 
     def store_recipe(self, config: RunConfig) -> None:
