@@ -8,7 +8,7 @@ from ray.exceptions import RayActorError, RayTaskError
 
 from deploy.errors import Interrupted, RunFailed
 from headway.errors import HeadwayError, first_line
-from headway.user_code import shown
+from headway.user_code import PARAGRAPH, shown
 
 
 def named(name: str, work: Awaitable[Any]) -> "asyncio.Task[Any]":
@@ -28,7 +28,7 @@ def named(name: str, work: Awaitable[Any]) -> "asyncio.Task[Any]":
             cause = (error.cause or error) if isinstance(error, RayTaskError) else error
             if isinstance(cause, HeadwayError):
                 raise RunFailed(f"{name}: {cause}", exit_code=cause.exit_code) from error
-            raise RunFailed(f"{name}: {shown(cause)}") from error
+            raise RunFailed(f"{name}: {shown(cause, PARAGRAPH)}") from error
 
     return asyncio.create_task(explained(), name=name)
 

@@ -8,6 +8,7 @@ import pytest
 from deploy.driver.named_tasks import all_or_first_error, named
 from deploy.errors import RunFailed
 from headway.errors import InputError
+from headway.user_code import PARAGRAPH
 
 
 async def forever():
@@ -56,3 +57,10 @@ def test_the_first_failure_names_its_task_keeps_its_exit_code_and_cancels_the_re
     with pytest.raises(RunFailed, match=f"^{message}") as caught:
         outcome(*needed, meanwhile=meanwhile)
     assert caught.value.exit_code == exit_code
+
+
+async def test_a_page_that_a_library_raises_is_cut_and_its_first_words_are_kept():
+    error = LookupError("no such layer " + "weights, " * 2000)
+    with pytest.raises(RunFailed, match="^actor-0: LookupError.'no such layer") as caught:
+        await named("actor-0", fail(error))
+    assert len(str(caught.value)) < PARAGRAPH + 100
