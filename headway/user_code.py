@@ -23,9 +23,9 @@ from headway.nearest_name import nearest
 CODE_DIR = "HEADWAY_CODE_DIR"
 """Variable with the folder of a recipe, in all processes: its modules and files are found there."""
 LONGEST = 4000
-"""Most characters of a traceback of user code."""
-LONGEST_REPR = 1000
-"""Most characters of the repr of a value or error, which libraries make a page long."""
+"""Most characters of an error of user code, and of its traceback."""
+PARAGRAPH = 1000
+"""Most characters of the same in a message that ends a command; libraries make it a page long."""
 _ROOT = Path(__file__).parents[1]
 CALLERS = (
     *(f"{_ROOT / package}/" for package in ("actors", "deploy", "headway", "learner", "queues")),
@@ -35,8 +35,8 @@ CALLERS = (
 """Beginnings of the file names of the code that calls user code."""
 
 
-def shown(value: Any) -> str:
-    """Return the repr of a value of user code, which may fail or be long: see `LONGEST_REPR`.
+def shown(value: Any, longest: int = LONGEST) -> str:
+    """Return the repr of a value of user code, which may fail or be long, cut off at `longest`.
 
     An error of pydantic is described by its messages, without the values that it found.
     """
@@ -47,7 +47,7 @@ def shown(value: Any) -> str:
             text = f"{type(value).__name__}({'; '.join(parts)})" if parts else text
     except BaseException:  # noqa: BLE001  (it is user code, and may raise anything)
         text = f"<{type(value).__name__} whose repr fails>"
-    return cut(text, LONGEST_REPR)
+    return cut(text, longest)
 
 
 def cut(text: str, longest: int = LONGEST) -> str:

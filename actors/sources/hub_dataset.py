@@ -13,7 +13,7 @@ from actors.sources.rows import Row, RowOptions
 from headway.errors import InputError
 from headway.options import parse_options
 from headway.recipe_section import Section
-from headway.user_code import shown
+from headway.user_code import PARAGRAPH, shown
 
 
 class DatasetChoice(Section):
@@ -84,5 +84,5 @@ def _split(name: str, part: str, options: DatasetChoice) -> Any:
                 revision=options.revision,
             )
     except Exception as error:
-        raise InputError(f"datasets:{name}, split {part!r}: {shown(error)}") from error
+        raise InputError(f"datasets:{name}, split {part!r}: {shown(error, PARAGRAPH)}") from error
     return rows

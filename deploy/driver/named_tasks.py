@@ -8,7 +8,7 @@ from ray.exceptions import RayActorError, RayTaskError
 
 from deploy.errors import Interrupted, RunFailed
 from headway.errors import HeadwayError, first_line
-from headway.user_code import shown
+from headway.user_code import PARAGRAPH, shown
 
 
 def named(name: str, work: Awaitable[Any]) -> "asyncio.Task[Any]":
@@ -28,7 +28,8 @@ def named(name: str, work: Awaitable[Any]) -> "asyncio.Task[Any]":
             cause = (error.cause or error) if isinstance(error, RayTaskError) else error
             if isinstance(cause, HeadwayError):
                 raise RunFailed(f"{name}: {cause}", exit_code=cause.exit_code) from error
-            text = str(cause) if isinstance(cause, OSError) and cause.filename else shown(cause)
+            is_of_file = isinstance(cause, OSError) and cause.filename
+            text = str(cause) if is_of_file else shown(cause, PARAGRAPH)
             raise RunFailed(f"{name}: {text}") from error
 
     return asyncio.create_task(explained(), name=name)

@@ -6,7 +6,7 @@ import concurrent.futures
 import pydantic
 import pytest
 
-from headway.user_code import LONGEST_REPR, call, shown
+from headway.user_code import PARAGRAPH, call, shown
 
 
 class Base(BaseException):
@@ -72,7 +72,7 @@ def invalid():
 
 @pytest.mark.parametrize("value", [Page(), ValueError(Page()), KeyError("x\n" * 2000), invalid()])
 def test_what_a_library_shows_of_a_page_is_cut(value):
-    assert len(shown(value)) < LONGEST_REPR + 30
+    assert len(shown(value, PARAGRAPH)) < PARAGRAPH + 30
 
 
 def test_an_error_of_validation_is_described_by_its_messages_alone():

@@ -9,6 +9,7 @@ import pytest
 from deploy.driver.named_tasks import all_or_first_error, named
 from deploy.errors import RunFailed
 from headway.errors import InputError
+from headway.user_code import PARAGRAPH
 
 
 async def forever():
@@ -74,3 +75,10 @@ def test_failures_of_one_moment_are_all_collected():
 
     asyncio.run(run())
     assert complaints == []
+
+
+async def test_a_page_that_a_library_raises_is_cut_and_its_first_words_are_kept():
+    error = LookupError("no such layer " + "weights, " * 2000)
+    with pytest.raises(RunFailed, match="^actor-0: LookupError.'no such layer") as caught:
+        await named("actor-0", fail(error))
+    assert len(str(caught.value)) < PARAGRAPH + 100
