@@ -2,8 +2,7 @@
 
 import asyncio
 import os
-from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import closing
 from time import monotonic
 
@@ -31,32 +30,31 @@ def check_answers(actors: ActorsConfig, names: Sequence[str], prompts: Sequence[
     cores. What is left after `SECONDS` is not tried, which a note on the terminal says.
     """
     readers = [name for name in names if name in REWARDS and REWARDS[name].traits.reads_answer]
-    rows = defaultdict(list)
-    for prompt in prompts if readers else ():
-        rows[prompt.answer].append(prompt)
-    firsts = [same[0] for same in rows.values()]
+    if not readers:
+        return
     processes = len(os.sched_getaffinity(0))
-    pool = RewardPool(processes, verifier_seconds=actors.verifier_seconds)
-    with closing(pool):
-        rewards = load_rewards(
-            readers, timeout=ANSWER_SECONDS, options=actors.reward_options, pool=pool
-        )
-        errors = asyncio.run(_errors(rewards, firsts, 2 * processes)) if firsts else {}
-    if errors:
-        count = sum(len(rows[prompt.answer]) for prompt in firsts if prompt.prompt_id in errors)
-        lines = "".join(f"\n  {error}" for error in list(errors.values())[:SHOWN])
-        more = f"\n  and {len(errors) - SHOWN} more" if len(errors) > SHOWN else ""
+    with closing(RewardPool(processes, verifier_seconds=actors.verifier_seconds)) as pool:
+        options = actors.reward_options
+        rewards = load_rewards(readers, timeout=ANSWER_SECONDS, options=options, pool=pool)
+        different = list({prompt.answer: prompt for prompt in prompts}.values())
+        errors = asyncio.run(_errors(rewards, different, 2 * processes))
+    rows = [f"\n  {p.prompt_id}: {errors[p.answer]}" for p in prompts if p.answer in errors]
+    if rows:
+        more = f"\n  and {len(rows) - SHOWN} more" if len(rows) > SHOWN else ""
         raise InputError(
-            f"{count} of {len(prompts)} prompts have an answer that cannot be scored; leave out "
-            f"their rows, write their answers differently, or give another actors.reward:{lines}"
-            f"{more}"
+            f"of {len(prompts)} prompts, {len(rows)} have an answer that cannot be scored; leave "
+            "out their rows, write their answers differently, or give another actors.reward:"
+            + "".join(rows[:SHOWN])
+            + more
         )
 
 
-async def _errors(rewards: Rewards, prompts: Sequence[Prompt], workers: int) -> Mapping[str, str]:
-    """Return why prompts cannot be scored, by their ids."""
+async def _errors(
+    rewards: Rewards, prompts: Sequence[Prompt], workers: int
+) -> dict[str | None, str]:
+    """Return why answers cannot be scored."""
     console, began = SafeConsole(stderr=True), monotonic()
-    errors: dict[str, str] = {}
+    errors: dict[str | None, str] = {}
     said, tried, rest = began, 0, iter(prompts)
 
     async def work() -> None:
@@ -65,7 +63,8 @@ async def _errors(rewards: Rewards, prompts: Sequence[Prompt], workers: int) -> 
             try:
                 await rewards.score(prompt, "")
             except RewardFailed as error:
-                errors[prompt.prompt_id] = str(error)
+                name = f" of prompt {prompt.prompt_id!r}"
+                errors[prompt.answer] = str(error).replace(name, "", 1)
             tried += 1
             if (now := monotonic()) - said > PROGRESS_SECONDS:
                 console.print(f"read {tried:,} of {len(prompts):,} answers")
@@ -79,8 +78,4 @@ async def _errors(rewards: Rewards, prompts: Sequence[Prompt], workers: int) -> 
             f"note: {tried:,} of {len(prompts):,} answers were read in {SECONDS:g} s; one of the "
             "others that cannot be scored fails its rollouts"
         )
-    return {
-        prompt.prompt_id: errors[prompt.prompt_id]
-        for prompt in prompts
-        if prompt.prompt_id in errors
-    }
+    return errors

@@ -34,9 +34,9 @@ def many(*answers, before=40):
         (
             "math_verify",
             [r"2\sqrt{3}", "3 4", "C", "see above for all the details", "3 4"],
-            [r"3 of 45 prompts have an answer", "train.jsonl:42.*'3 4'", "train.jsonl:44.*see"],
+            ["of 45 prompts, 3 have an answer", "l:42: .*'3 4'", "l:44: .*see", "l:45: .*'3 4'"],
         ),
-        ("numeric_match", ["2", "seven"], [r"1 of 42", "train.jsonl:42.*seven"]),
+        ("numeric_match", ["2", "seven"], ["of 42 prompts, 1", "train.jsonl:42: .*seven"]),
         ("last_answer", ["seven"], []),
     ],
 )
@@ -52,7 +52,7 @@ def test_answers_that_no_completion_can_equal_are_named_by_row(tmp_path, reward,
 def test_answers_of_held_out_problems_and_of_parts_of_a_mixture_are_read_too(tmp_path):
     chosen = "actors.reward=['math_verify']"
     scored = "actors.heldout_reward=['math_verify']"
-    with pytest.raises(InputError, match=r"(?s)1 of 1 prompts .*'held_heldout/0/1'.*'3 4'"):
+    with pytest.raises(InputError, match=r"(?s)of 1 prompts, 1 .*held_heldout/0/1: .*'3 4'"):
         check(tmp_path, many("2"), scored, heldout=[("1+1", "3 4")])
     check(tmp_path, many("3 4"), "actors.reward=['exact_match']")
     parts = (
@@ -65,7 +65,7 @@ def test_answers_of_held_out_problems_and_of_parts_of_a_mixture_are_read_too(tmp
 
 def test_an_answer_that_takes_ages_is_named_and_the_others_are_read(tmp_path):
     chosen = ["actors.reward=['math_verify']", "actors.verifier_seconds=0.5"]
-    with pytest.raises(InputError, match=r"(?s)train.jsonl:1'.*processor time.*train.jsonl:3'"):
+    with pytest.raises(InputError, match=r"(?s)train.jsonl:1: .*processor time.*train.jsonl:3: "):
         check(tmp_path, many(SLOW, "2", "3 4", before=0), *chosen)
 
 
