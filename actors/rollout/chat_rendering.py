@@ -133,9 +133,9 @@ class Renderer:
 
     @cached_property
     def generation_prompt(self) -> tuple[str, str] | None:
-        """What it says for the policy, and what it lacks of the beginning of earlier messages.
+        """Text that it writes for the policy, and text that only earlier messages begin with.
 
-        None where it is not like these, so that no message can be written after it.
+        None where those begin otherwise, so that no message can be written after it.
         """
         if not self.templated:
             return "", ""

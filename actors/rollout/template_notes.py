@@ -1,4 +1,4 @@
-"""What nobody would expect of a chat template, or of markers, and is said before a run."""
+"""Notes before a run, on what a chat template leaves out and on markers that are never seen."""
 
 from collections.abc import Collection, Iterator
 from contextlib import suppress

@@ -1,4 +1,4 @@
-"""What a chat template leaves out, and markers that are never seen, are said before a run."""
+"""Notes before a run, on what a chat template leaves out and on markers that are never seen."""
 
 import copy
 

@@ -185,7 +185,8 @@ def test_markers_that_are_special_tokens_are_in_the_text_of_a_message(skip, text
     stops = load_stops(Renderer(tokenizer, skip_special_tokens=skip), [])
     said = tokenizer.encode(MARKED, add_special_tokens=False)
     assert len(said) == len(markers) + len("hm7")
-    assert stops.text([*said, *end], ended=ended) == text
+    unseen = [tokenizer.pad_token_id]
+    assert stops.text([*said, *unseen, *end], ended=ended) == text
 
 
 def test_a_token_at_which_an_engine_stops_by_itself_is_no_part_of_the_text():
@@ -196,3 +197,22 @@ def test_a_token_at_which_an_engine_stops_by_itself_is_no_part_of_the_text():
     runner = replace(runner, renderer=Renderer(tokenizer))
     asyncio.run(runner.run(lease(), 0))
     assert runner.rewards.seen == [(tokenizer.decode([5]), "stop")]
+
+
+def test_tools_run_though_the_markers_of_calls_are_special_tokens():
+    tokenizer = copy.deepcopy(real_tokenizer("qwen3"))
+    markers = ["<tool_call>", "</tool_call>"]
+    tokenizer.add_special_tokens({"additional_special_tokens": markers})
+    call = '<tool_call>{"name": "calculator", "arguments": {"expression": "3+4"}}</tool_call>'
+    said = [tokenizer.encode(text, add_special_tokens=False) for text in (call, "=7")]
+    engine = Engine([([*ids, tokenizer.eos_token_id], FinishReason.STOP) for ids in said])
+    sampling = replace(SAMPLING, max_new_tokens=200)
+    runner = episodes(
+        engine, sampling, environment="tools", renderer=Renderer(tokenizer), max_model_len=1000
+    )
+    rollout = asyncio.run(runner.run(lease(), 0))
+    assert (rollout.turns, rollout.reward_parts["last_answer"]) == (2, 1.0)
+    shown, _ = engine.seen[1]
+    assert tokenizer.decode(shown).endswith(
+        "<tool_response>\n7\n</tool_response><|im_end|>\n<|im_start|>assistant\n"
+    )
