@@ -148,8 +148,8 @@ class ActorsConfig(Section):
     max_model_len: int | None = Field(default=None, ge=2)
     """Longest rollout in tokens, its prompt included; None takes the context of the model."""
     chat_template: bool | Literal["auto"] = "auto"
-    """Render prompts with the tokenizer's chat template; `auto`: if it has one. With false, texts
-    of special tokens in prompts stand for these."""
+    """Render prompts with the tokenizer's chat template; `auto`: if it has one. If false, texts of
+    special tokens in prompts stand for these."""
     chat_template_options: dict[str, Any] = Field(default={})
     """Variables that the chat template reads, as { enable_thinking = false }. They apply wherever a
     prompt is rendered: rollouts, evaluations, `headway sft` and reward models."""

@@ -26,14 +26,10 @@ class ControlTokens:
 
     def __init__(self, tokenizer: Any, sample: Callable[[], str]) -> None:
         self._tokenizer, self._sample = tokenizer, sample
-        added = {
-            token.content: (i, token)
-            for i, token in tokenizer.added_tokens_decoder.items()
-            if i != tokenizer.unk_token_id
-        }
+        added = {token.content: (i, token) for i, token in tokenizer.added_tokens_decoder.items()}
         self._added = {text: added[text] for text in sorted(added, key=len, reverse=True)}
         self.special = {text: i for text, (i, token) in self._added.items() if token.special}
-        """Ids of special tokens by their texts, but for that of unknown characters."""
+        """Ids of special tokens by their texts."""
         named = tokenizer.special_tokens_map.values()
         self.named = {text: i for text, i in self.special.items() if text in named}
         """Those of them that have a name, as BOS, EOS and padding have."""
@@ -46,9 +42,12 @@ class ControlTokens:
 
     @cached_property
     def _ids(self) -> dict[str, int]:
-        if len(self.special) == len(self._added):
-            return self.special
-        return {t: i for t, (i, _) in self._added.items() if t in self.special | self.structure}
+        tokenizer, ids = self._tokenizer, self.special
+        if len(ids) < len(self._added):
+            ids = ids | self.structure
+        if tokenizer.unk_token_id != tokenizer.pad_token_id:  # it stands for characters
+            ids = {text: i for text, i in ids.items() if i != tokenizer.unk_token_id}
+        return {text: ids[text] for text in self._added if text in ids}
 
     @cached_property
     def _numbers(self) -> frozenset[int]:

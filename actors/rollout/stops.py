@@ -67,10 +67,10 @@ class Stops:
 
 
 def load_stops(renderer: Renderer, stop: Sequence[str | int], *, include: bool = False) -> Stops:
-    """Return the stops of `actors.stop`, and the chat template's; a special token is its id.
+    """Return the stops of `actors.stop`, and the token that ends turns in the chat template.
 
-    Raises InputError for an id that no token has, or a string with a special token that texts of
-    messages are without, and more.
+    A string that is one special token stands for its id. Raises InputError for an id that no token
+    has, or a string with more than a special token that texts of messages are without.
     """
     special, hidden = renderer.control.special, renderer.hidden
     ids = [special.get(value, value) if isinstance(value, str) else value for value in stop]
