@@ -61,6 +61,6 @@ def test_the_first_failure_names_its_task_keeps_its_exit_code_and_cancels_the_re
 
 async def test_a_page_that_a_library_raises_is_cut_and_its_first_words_are_kept():
     error = LookupError("no such layer " + "weights, " * 2000)
-    with pytest.raises(RunFailed, match="^actor-0: LookupError.'no such layer") as caught:
+    with pytest.raises(RunFailed, match=r"^actor-0: LookupError.'no such layer") as caught:
         await named("actor-0", fail(error))
     assert len(str(caught.value)) < PARAGRAPH + 100
