@@ -163,16 +163,18 @@ class Outages:
         self, who: str, call: Callable[[], Awaitable[T]], failed: type[RolloutFailed]
     ) -> T:
         """See the function `ask`."""
-        first, last, tries, alone = 0.0, math.inf, 0, 0
+        first, last, tries, alone = math.inf, math.inf, 0, 0
+        is_step = failed is EnvironmentFailed  # which may be answered without asking anybody
         while True:
             asked = self._now()
             try:
                 answer = await call()
             except ServiceAway as error:
                 now = self._now()
-                others_are_answered = self._answered.get(who, -math.inf) > last
-                first, last, tries = first or now, now, tries + 1
-                alone += others_are_answered and not error.retry_after
+                since = first if is_step else last
+                others_are_answered = self._answered.get(who, -math.inf) > since
+                first, last, tries = min(first, now), now, tries + 1
+                alone += others_are_answered and not (is_step or error.retry_after)
                 is_over = now - first >= self._seconds
                 if alone >= MOST_ALONE or (is_over and others_are_answered):
                     raise failed(f"{error}; others are answered, and this is not") from error
@@ -186,11 +188,9 @@ class Outages:
                     ) from error
                 await self._pause(tries, error.retry_after, first + self._seconds - now)
             else:
-                if tries or failed is not EnvironmentFailed:  # a step may ask nobody
-                    self._answered[who] = max(asked, self._answered.get(who, asked))
-                    if outage_began := self._away.pop(who, None):
-                        away = self._now() - outage_began[0]
-                        log.warning("%s is answered again, after %.1f s", who, away)
+                self._answered[who] = max(asked, self._answered.get(who, asked))
+                if (tries or not is_step) and (began := self._away.pop(who, None)):
+                    log.warning("%s is answered again, after %.1f s", who, self._now() - began[0])
                 return answer
 
     async def _pause(self, tries: int, asked: float, left: float) -> None:

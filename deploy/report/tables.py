@@ -43,7 +43,8 @@ def show(summary: dict[str, Any], directory: RunDirectory, console: Console) -> 
     console.print("\n".join(lines), markup=False, soft_wrap=True)
     if _failed(summary["accounting"]):
         with open_ledger(directory.path, verify=False) as database:
-            text = describe_failed(failed_prompts(database), directory.path)
+            ended = summary["version"] >= summary["steps"]  # and needs none of them
+            text = describe_failed(failed_prompts(database), None if ended else directory.path)
         console.print(text, markup=False, soft_wrap=True)
 
 
@@ -146,8 +147,8 @@ def _failed(accounting: Mapping[str, Any]) -> dict[str, str]:
     return {"failed for good": ", ".join(texts)} if texts else {}
 
 
-def describe_failed(failed: Sequence[FailedPrompt], run: Path) -> str:
-    """Name the first prompts that failed for good, the last error, and what to type."""
+def describe_failed(failed: Sequence[FailedPrompt], run: Path | None) -> str:
+    """Name the first prompts that failed for good, the last error, and for a run what to type."""
     texts = []
     for purpose, what in ((Purpose.TRAIN, "training"), (Purpose.EVALUATE, "held-out")):
         prompts = [prompt for prompt in failed if prompt.purpose == purpose]
@@ -159,7 +160,7 @@ def describe_failed(failed: Sequence[FailedPrompt], run: Path) -> str:
             f"failed for good: {len(prompts)} {what} groups, of prompts {names}{more}; the last "
             f"error, of prompt {last.prompt_id}: {cut(last.error, LONGEST_ERROR)}"
         )
-        if purpose is Purpose.TRAIN:
+        if run and purpose is Purpose.TRAIN:
             texts.append(f"to try them again: headway requeue {run}, then headway resume {run}")
     return "\n".join(texts)
 

@@ -20,7 +20,7 @@ import pytest
 import requests
 from fakes import POOL
 
-from actors.errors import RewardFailed, ServiceAway, ServiceLost
+from actors.errors import EnvironmentFailed, RewardFailed, ServiceAway, ServiceLost
 from actors.outages import LONGEST_PAUSE, Outages, outage, seconds_asked, timeout
 from actors.rewards.rewards import load_rewards
 from queues.records import Prompt
@@ -198,6 +198,24 @@ def test_what_alone_breaks_a_service_that_answers_others_counts_against_its_roll
         with pytest.raises(RewardFailed, match="others are answered, and this is not"):
             mark(f"{url}/poison", clock, outages=outages)
     assert len(clock.pauses) == 5
+
+
+@pytest.mark.parametrize(("answered", "error"), [(True, EnvironmentFailed), (False, ServiceLost)])
+async def test_a_step_that_alone_stays_unanswered_ends_no_run_at_the_end_of_its_wait(
+    answered, error
+):
+    """A policy may have named an address that never answers."""
+    clock, step = Clock(), "step of environment 'web'"
+    outages = Outages(60.0, sleep=clock.sleep, now=lambda: clock.now)
+
+    async def hangs():
+        if answered:
+            await outages.ask(step, lambda: asyncio.sleep(0), EnvironmentFailed)
+        raise ServiceAway("no answer")
+
+    with pytest.raises(error, match="no answer"):
+        await outages.ask(step, hangs, EnvironmentFailed)
+    assert sum(clock.pauses) == pytest.approx(60.0)
 
 
 def test_an_outage_after_a_moment_in_which_others_were_answered_counts_against_nobody():
