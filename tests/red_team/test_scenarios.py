@@ -56,7 +56,7 @@ def test_a_rank_that_is_killed_as_it_writes_a_checkpoint_leaves_a_whole_one(head
             run.until(lambda: [p for p in checkpoints.iterdir() if not p.name[1:].isdigit()])
             run.strike(RANK, signal.SIGKILL)
         run.check(30, learner=kills)
-    assert [path.name for path in checkpoints.iterdir()] == ["v000030"]
+    assert {path.name for path in checkpoints.iterdir()} == {"v000029", "v000030"}
 
 
 @pytest.mark.vllm
