@@ -203,8 +203,9 @@ async def test_hung_rewards_delay_others_by_less_than_their_own_limit(pool, name
     assert took < limit / 2
 
 
-async def test_a_coroutine_that_blocks_fails_alone_and_those_beside_it_are_scored(pool):
-    both = rewards("hostile_rewards:blocks", pool, timeout=2.0)
+@pytest.mark.parametrize("name", ["blocks", "stops"])
+async def test_a_coroutine_that_blocks_fails_alone_and_those_beside_it_are_scored(pool, name):
+    both = rewards(f"hostile_rewards:{name}", pool, timeout=2.0)
     completions = ["a", "b", "block", "c", "d"]
     one, two, blocked, three, four = await asyncio.gather(
         *(both.score(SUM, text) for text in completions), return_exceptions=True
