@@ -14,9 +14,9 @@ BUDGET = {
     "headway": 1968,
     "queues": 6008,
     "weight_sync": 4072,
-    "actors": 11722,
+    "actors": 11721,
     "learner": 9966,
-    "deploy": 16290,
+    "deploy": 16341,
     "benchmarks": 6892,
     "examples": 208,
 }
