@@ -42,11 +42,11 @@ PRIVATE = "headway-"
 """Beginning of the names of private folders."""
 OWNER, HELD = "owner.json", "shared_memory.json"
 """Files there: the session that made it, and the named shared memory of its processes, by inode."""
-LOOK_SECONDS = 5.0
-"""Interval of looks for shared memory that is new, or held by nobody any more."""
 LONGEST_BASE = 22
 """Bytes of the path of a folder in which Ray can make its sockets, of 107 with what it adds:
 headway-12345678/ray/session_2026-01-01_00-00-00_123456_1234567/sockets/plasma_store."""
+LOOK_SECONDS = 0.5
+"""Interval of looks for names of shared memory that are new, or held by nobody any more."""
 
 LEFT_SECONDS = 60.0
 """Deadline for the processes of a killed session to end, on other nodes too."""
@@ -205,9 +205,14 @@ def removing_memory(folder: Path, interval: float = LOOK_SECONDS) -> Iterator[No
     What they hold is written to a private folder, so that a killed session leaves none either.
     """
     holders: dict[tuple[int, str], set[psutil.Process]] = defaultdict(set)
+    seen: set[Path] = set()
+    scans = 1  # still to do: two after a new name, which its process maps a moment later
 
     def look() -> None:
-        for process in _family():
+        nonlocal seen, scans
+        present = {*SHARED_MEMORY.iterdir()}
+        seen, scans = present, 2 if present - seen else scans - 1
+        for process in _family() if scans > 0 else ():
             for path in mapped_files([process.pid]):
                 with suppress(OSError):
                     holders[path.stat().st_ino, str(path)].add(process)
@@ -215,7 +220,9 @@ def removing_memory(folder: Path, interval: float = LOOK_SECONDS) -> Iterator[No
         _remove_unmapped(left)
         for file in left:
             del holders[file]
-        (folder / HELD).write_text(json.dumps([*holders]))
+            scans = 2  # another process may hold it by now
+        if scans > 0:
+            (folder / HELD).write_text(json.dumps([*holders]))
 
     with suppress(OSError):  # a full disk, say
         look()

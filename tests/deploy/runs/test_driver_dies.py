@@ -113,7 +113,7 @@ def test_a_run_outlives_sixty_kills_of_every_process_below_its_command(headway):
 
     Whatever is in the tree of processes is struck, what was struck least before others.
     """
-    kills, steps, draw = 60, 400, random.Random(60)
+    kills, steps, draw = 60, 300, random.Random(60)
     settings = (
         f"steps={steps}", f"heldout.every={steps}", f"deploy.max_restarts={kills}",
         "learner.checkpoint_every=10", "actors.scripted_options={tokens_per_second=15.0}",
@@ -124,6 +124,7 @@ def test_a_run_outlives_sixty_kills_of_every_process_below_its_command(headway):
         for number in range(kills):
             if number % 2 == 0:
                 run.trains_more(1)
+                run.until(lambda: RANK in below(command))  # a new session mends its rows first
             else:
                 time.sleep(draw.uniform(0.0, 12.0))
             kinds = run.until(lambda: below(command))
