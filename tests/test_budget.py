@@ -16,7 +16,7 @@ BUDGET = {
     "weight_sync": 4072,
     "actors": 11721,
     "learner": 9966,
-    "deploy": 16341,
+    "deploy": 16348,
     "benchmarks": 6892,
     "examples": 208,
 }
