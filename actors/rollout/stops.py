@@ -74,8 +74,9 @@ def load_stops(renderer: Renderer, stop: Sequence[str | int], *, include: bool =
     """
     special, hidden = renderer.control.special, renderer.hidden
     ids = [special.get(value, value) if isinstance(value, str) else value for value in stop]
-    largest = max(renderer.tokenizer.get_vocab().values())
-    if unknown := [value for value in ids if isinstance(value, int) and value > largest]:
+    numbers = tuple(value for value in ids if isinstance(value, int))
+    largest = max(renderer.tokenizer.get_vocab().values()) if numbers else 0
+    if unknown := [number for number in numbers if number > largest]:
         raise InputError(
             f"actors.stop has the id {unknown[0]}, and the tokenizer has ids up to {largest}"
         )
@@ -86,7 +87,6 @@ def load_stops(renderer: Renderer, stop: Sequence[str | int], *, include: bool =
                 f"actors.stop has {string!r}, which would never be seen: texts of messages are "
                 f"without special tokens such as {text!r}, which can only be a stop by itself"
             )
-    numbers = tuple(value for value in ids if isinstance(value, int))
     named = {i: text for text, i in special.items() if i in numbers}
     ends = {*renderer.turn_end_ids} - {*numbers, renderer.tokenizer.eos_token_id}
     return Stops(renderer, strings, (*numbers, *ends), include, named)
