@@ -86,7 +86,6 @@ def read_rows(
     prompts: list[Prompt] = []
     bad: list[str] = []
     first_bad: Row | None = None
-    doubtful: list[str] = []
     repeated: list[str] = []
     first: dict[str, int] = {}
     short = long = 0
@@ -97,8 +96,6 @@ def read_rows(
             bad.append(f"{table}:{number}: {problem}")
             first_bad = row if first_bad is None else first_bad
             continue
-        doubts = (lost_backslash(text, maybe=True) for text in (prompt.text, prompt.answer or ""))
-        doubtful += [f"{table}:{number}: {doubt}" for doubt in filter(None, doubts)]
         earlier = first.setdefault(prompt.text, number)
         if earlier != number:
             repeated.append(f"{table}:{number}: the prompt of row {earlier} again")
@@ -116,10 +113,6 @@ def read_rows(
     dropped = "left out" if options.duplicates == "drop" else "kept"
     counted = (
         (len(bad), f"{len(bad)} rows were left out: {'; '.join(_some(bad))}"),
-        (
-            len(doubtful),
-            f"{len(doubtful)} texts may have lost a backslash: {'; '.join(_some(doubtful))}",
-        ),
         (len(repeated), f"{len(repeated)} rows were {dropped}: {'; '.join(_some(repeated))}"),
         (short, f"{table}: {short} prompts shorter than min_characters left out"),
         (long, f"{table}: {long} prompts longer than max_characters left out"),
