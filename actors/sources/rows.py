@@ -213,11 +213,12 @@ def _metadata(row: Mapping[str, Any], name: str, options: RowOptions) -> dict[st
             f"unknown fields {', '.join(sorted(others))}; must be {', '.join(fields)}, or set "
             f"other_fields{nearest(min(others), fields)}"
         )
-    given = row.get("metadata")
-    if not isinstance(given, (Mapping, type(None))):
+    given = {} if row.get("metadata") is None else row["metadata"]
+    if not isinstance(given, Mapping):
         raise ValueError(f"metadata is {shown(given)}, must be an object")
-    metadata = {**(others if options.other_fields == "metadata" else {}), **(given or {})}
-    if twice := others.keys() & (given or {}).keys() & metadata.keys():
+    kept = others if options.other_fields == "metadata" else {}
+    metadata = {**kept, **given}
+    if twice := kept.keys() & given.keys():
         raise ValueError(f"{min(twice)!r} is a column, and a field of metadata; rename one")
     if own := [key for key in metadata if key.startswith("headway:")]:
         raise ValueError(f"what becomes metadata has {own[0]!r}, which only Headway may add")

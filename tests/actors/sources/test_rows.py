@@ -108,6 +108,13 @@ def test_fields_may_have_other_names_and_others_become_metadata(tmp_path):
         assert prompt.metadata == {**metadata, "kind": "sum"}
 
 
+def test_a_column_that_is_ignored_may_have_the_name_of_a_field_of_the_metadata(tmp_path):
+    row = {"prompt": "a", "level": 1, "metadata": {"level": 2}}
+    options = {"path": write_rows(tmp_path / "x.jsonl", row), "other_fields": "ignore"}
+    [prompt] = load_source("files", options=options, seed=0).next(1)
+    assert prompt.metadata == {"level": 2}
+
+
 def test_columns_that_are_not_json_are_bad_rows(tmp_path):
     table = pa.table({"prompt": ["a"], "when": pa.array([0], pa.timestamp("s"))})
     parquet.write_table(table, tmp_path / "x.parquet")
