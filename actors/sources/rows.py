@@ -15,7 +15,7 @@ from pydantic import Field, field_validator, model_validator
 from actors.environments.protocol import Message
 from actors.environments.single_turn import conversation
 from actors.foreign_text import lost_backslash, not_json, unencodable
-from actors.sources.public_formats import MESSAGES, field_of, final_answer, options_that_read
+from actors.sources.public_formats import MESSAGES, field_of, options_that_read
 from headway.errors import InputError
 from headway.nearest_name import nearest
 from headway.recipe_section import Section
@@ -39,8 +39,6 @@ class RowOptions(Section):
     the user. A path such as `input.question` leads into nested fields."""
     answer_field: str = "answer"
     """A text or a number; a row may have none. A path as `reward_model.ground_truth`, too."""
-    final_answer: Literal["boxed", "####"] | None = None
-    """Take only what is in the last \\boxed{} of the answer, or what follows its last ####."""
     other_fields: Literal["refuse", "ignore", "metadata"] = "refuse"
     """Treatment of fields that are neither of the two nor `metadata`."""
     bad_rows: Literal["refuse", "skip"] = "refuse"
@@ -195,12 +193,7 @@ def _answer(row: Mapping[str, Any], options: RowOptions) -> str | None:
         answer = number_text(Decimal(repr(answer)))
     if not isinstance(answer, (str, type(None))):
         raise ValueError(f"{name} is {shown(answer)}, must be a string or a number")
-    if answer is None or options.final_answer is None:
-        return answer
-    try:
-        return final_answer(answer, options.final_answer)
-    except ValueError as problem:
-        raise ValueError(f"{name} {problem}") from None
+    return answer
 
 
 def _metadata(row: Mapping[str, Any], name: str, options: RowOptions) -> dict[str, Any]:
