@@ -7,16 +7,7 @@ from typing import Any
 
 DEEPEST = 100
 """Most levels of a value of JSON's types; deeper ones exhaust the interpreter's stack somewhere."""
-_ESCAPES = {
-    "\a": "a",
-    "\b": "b",
-    "\t": "t",
-    "\n": "n",
-    "\v": "v",
-    "\f": "f",
-    "\r": "r",
-    "\x1b": "e",
-}
+_ESCAPES = dict(zip("\a\b\t\n\v\f\r\x1b", "abtnvfre", strict=True))
 _LOST = re.compile(
     r"[\x01-\x08\x0b\x0e-\x1a\x1c-\x1f]|\x1b(?!\[)"
     r"|(?<!\n)\f(?!\n)|\f(?=rac|orall|lat|box|ootnote)"
@@ -24,17 +15,14 @@ _LOST = re.compile(
     r"|(?:ext(?:bf|it|rm|tt|sf|color)?|frac|binom)\{)"
     r"|\n(?=(?:abla|otin|onumber|earrow|warrow|exists)(?![A-Za-z])|ewcommand\b)"
     r"|\r(?=(?:ight|ightarrow|ho|ceil)(?![A-Za-z]))"
+    r"|\$[^$\n]*[\t\n\r](?=(?:an|anh|au|o|op|eq|eg|e|u|i|ot|mid|leq|geq|angle|floor|brace|vert)"
+    r"(?![A-Za-z])[^$\n]*\$(?![\w({]))"
 )
 """Control characters that no text has, and what is left of LaTeX after one that texts may have.
 
 Page breaks (a form feed at an end of a line) and colours of terminals (an escape before [) are
-texts.
+texts. So are words after white space, but between two $ they may be the rest of a command.
 """
-_MAYBE_LOST = re.compile(
-    r"(?:^|\$[^$\n]*)([\t\n\r])"
-    r"(?=(?:an|anh|au|o|op|eq|eg|e|u|i|ot|mid|leq|geq|angle|floor|brace|vert)(?![A-Za-z]))"
-)
-"""What may be left of LaTeX, or be a word after white space: at the beginning, or after a $."""
 
 
 def surrogate(text: str) -> str | None:
@@ -68,13 +56,12 @@ def unencodable(value: Any) -> str | None:
     return None
 
 
-def lost_backslash(text: str, *, maybe: bool = False) -> str | None:
+def lost_backslash(text: str) -> str | None:
     r"""Return where a text has lost a backslash of LaTeX, with the likely cause, or None.
 
-    JSON and most languages read "\frac" as a form feed and "rac". With `maybe`, what may as well be
-    white space before a word counts.
+    JSON and most languages read "\frac" as a form feed and "rac".
     """
-    match = (_MAYBE_LOST if maybe else _LOST).search(text)
+    match = _LOST.search(text)
     if match is None:
         return None
     start = match.end() - 1

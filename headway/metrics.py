@@ -5,7 +5,6 @@ import hmac
 import json
 import socket
 import threading
-import time
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -162,44 +161,32 @@ class _Server(ThreadingMixIn, WSGIServer):
         self.public = public
         self.slots = {kind: threading.BoundedSemaphore(CONNECTIONS) for kind in (True, False)}
         """Of public pages, and of everything else."""
-        self._open: dict[Any, float] = {}
-        """The latest time at which each connection ends, from the oldest to the newest."""
         self._reading: dict[Any, None] = {}
-        """Those of them whose request has not been read yet."""
+        """Connections whose request has not been read yet, from the oldest to the newest."""
         self._lock = threading.Lock()
         super().__init__((str(address[0]), port), _Handler)
 
     def process_request(self, request: Any, client_address: Any) -> None:
         with self._lock:
-            if len(self._reading) >= CONNECTIONS:
-                self._cut(next(iter(self._reading)))
-            self._open[request] = time.monotonic() + REQUEST_SECONDS
+            oldest = next(iter(self._reading)) if len(self._reading) >= CONNECTIONS else None
+            self._reading.pop(oldest, None)
             self._reading[request] = None
+        if oldest:
+            _cut(oldest)
         super().process_request(request, client_address)
+
+    def process_request_thread(self, request: Any, client_address: Any) -> None:
+        deadline = threading.Timer(REQUEST_SECONDS, _cut, [request])
+        deadline.daemon = True
+        deadline.start()
+        super().process_request_thread(request, client_address)
+        deadline.cancel()
+        self.has_read(request)
 
     def has_read(self, request: Any) -> bool:
         """Note that the request of a connection was read; return False if it came too late."""
         with self._lock:
-            in_time = request in self._reading
-            self._reading.pop(request, None)
-            return in_time
-
-    def service_actions(self) -> None:
-        with self._lock:
-            for request in [r for r, end in self._open.items() if end < time.monotonic()]:
-                self._cut(request)
-
-    def _cut(self, request: Any) -> None:
-        """End a connection, whose thread wakes by that; the lock is held."""
-        self._reading.pop(request, None)
-        with suppress(OSError):
-            request.shutdown(socket.SHUT_RDWR)
-
-    def shutdown_request(self, request: Any) -> None:
-        with self._lock:
-            self._open.pop(request, None)
-            self._reading.pop(request, None)
-        super().shutdown_request(request)
+            return self._reading.pop(request, self) is None
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         pass  # a client that broke off, or that asks for nonsense
@@ -213,3 +200,9 @@ def public_address(host: str, port: int, node: str) -> str:
         '10.0.0.7:9090'
     """
     return f"{node if host == '0.0.0.0' else host}:{port}"
+
+
+def _cut(connection: Any) -> None:
+    """End a connection, whose thread wakes by that."""
+    with suppress(OSError):  # it has ended
+        connection.shutdown(socket.SHUT_RDWR)

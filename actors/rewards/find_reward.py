@@ -60,16 +60,14 @@ def parts_of(name: str, returned: Any) -> dict[str, float]:
     if isinstance(returned, Mapping) and returned:
         if len(returned) > MOST_PARTS:
             raise NoNumber(f"returned {len(returned)} numbers, must be at most {MOST_PARTS}")
-        named = {}
         keys: dict[str, Any] = {}
-        for key, value in returned.items():
-            other = keys.setdefault(f"{key}", key)
-            if other is not key:
+        for key in returned:
+            if (other := keys.setdefault(f"{name}/{key}", key)) is not key:
                 raise NoNumber(
                     f"returned numbers for the keys {shown(other)} and {shown(key)}, which would "
                     "have one name; must be different texts"
                 )
-            named[f"{name}/{key}"] = value
+        named = {full: returned[key] for full, key in keys.items()}
     for key, value in named.items():
         if not is_finite(value):
             raise NoNumber(f"returned {shown(value)} for {shown(key)}, must be a finite number")

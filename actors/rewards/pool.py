@@ -131,14 +131,14 @@ class RewardPool:
         while True:
             try:
                 return await work(message, timeout)
-            except ProcessEnded as error:
-                if not isinstance(error, ProcessKilled):
-                    raise RewardFailed(str(error)) from None
+            except ProcessKilled as error:
                 if (pause := next(pauses, None)) is None:
                     raise RewardFailed(f"{error}; so did {len(PAUSES)} calls before") from None
                 name = message["call"][0]
                 LOG.warning("reward %r %s; it is called again in %g s", name, error, pause)
                 await asyncio.sleep(pause)
+            except ProcessEnded as error:
+                raise RewardFailed(str(error)) from None
 
     def close(self) -> None:
         """End all processes; running calls fail."""

@@ -57,31 +57,21 @@ class Unanswered(Exception):
     """The process did not answer within the deadline."""
 
 
-def since(kills: Mapping[str, int]) -> str:
+def since(kills: int) -> str:
     """Say how many processes the kernel has ended for lack of memory since it had ended `kills`."""
-    more = {path: count - kills.get(path, 0) for path, count in memory_kills().items()}
-    counted = " and ".join(f"{count} by {path}" for path, count in more.items() if count > 0)
-    return f"processes that the kernel has ended for lack of memory since it began: {counted or 0}"
+    count = memory_kills() - kills
+    return f"processes that the kernel has ended for lack of memory since it began: {count}"
 
 
-def memory_kills(root: Path = Path("/")) -> dict[str, int]:
-    """Return how many processes the kernel has ended for lack of memory, by the file that says so.
+def memory_kills(statistics: Path = Path("/proc/vmstat")) -> int:
+    """Return how many processes of the machine the kernel has ended for lack of memory, if known.
 
-    They are those of the machine, and those of this process's cgroup, in either version.
+    0 where it does not count them.
     """
-    paths = ["/proc/vmstat"]
     with suppress(OSError):
-        groups = (root / "proc/self/cgroup").read_text(encoding="utf-8")
-        for kind, group in re.findall(r"^\d+:(memory|):(/.*)$", groups, re.MULTILINE):
-            folder = f"/sys/fs/cgroup/{kind}{group}".replace("//", "/").rstrip("/")
-            paths.append(f"{folder}/{'memory.oom_control' if kind else 'memory.events'}")
-    counts = {}
-    for path in paths:
-        with suppress(OSError):
-            text = (root / path[1:]).read_text(encoding="utf-8")
-            if found := re.search(r"^oom_kill (\d+)$", text, re.MULTILINE):
-                counts[path] = int(found[1])
-    return counts
+        if count := re.search(r"(?m)^oom_kill (\d+)$", statistics.read_text(encoding="utf-8")):
+            return int(count[1])
+    return 0
 
 
 class RewardProcess:
@@ -206,7 +196,7 @@ def _read(
     popen: subprocess.Popen[bytes],
     pending: dict[int, asyncio.Future[dict[str, Any]]],
     ended: threading.Event,
-    kills: Mapping[str, int],
+    kills: int,
 ) -> None:
     assert popen.stdout is not None
     broken = False
@@ -271,7 +261,7 @@ def _kill(popen: subprocess.Popen[bytes]) -> None:
         os.killpg(popen.pid, signal.SIGKILL)
 
 
-def _ending(popen: subprocess.Popen[bytes], kills: Mapping[str, int]) -> ProcessEnded:
+def _ending(popen: subprocess.Popen[bytes], kills: int) -> ProcessEnded:
     """Return the error of a process that has ended; `kills` are `memory_kills` at its start."""
     code = popen.returncode
     if code is None or code >= 0:

@@ -24,7 +24,6 @@ from actors.rewards.find_reward import (
     parts_of,
 )
 from actors.rewards.learned import LearnedReward, TextScorer
-from actors.rewards.numbers import read_number
 from actors.rewards.pool import RewardPool
 from actors.sandbox.sandbox import check_code_execution, check_compute_sandbox
 from actors.shipped import REWARDS
@@ -161,7 +160,7 @@ def load_rewards(
 
 
 def check_scorable(names: Sequence[str], prompts: Iterable[Prompt]) -> None:
-    """Raise InputError if prompts lack what shipped rewards can read: an answer, entry or tests."""
+    """Raise InputError if prompts lack what the shipped rewards need: an answer, entry or tests."""
     compare = [name for name in REWARDS if name in names and REWARDS[name].traits.needs_answer]
     for prompt in prompts:
         if compare and not (prompt.answer or "").strip():
@@ -175,15 +174,10 @@ def check_scorable(names: Sequence[str], prompts: Iterable[Prompt]) -> None:
                 "actors.reward = 'reasoning_gym' scores problems of a source reasoning_gym:TASK, "
                 f"and prompt {prompt.prompt_id!r} is not one; give another reward"
             )
-        readers: dict[str, tuple[Callable[[Any], object], Any]] = {
-            "numeric_match": (read_number, prompt.answer),
-            "code": (read_tests, prompt.metadata.get("tests")),
-        }
-        for name, (read, value) in readers.items():
+        if "code" in names:
             try:
-                if name in names:
-                    read(value)
+                read_tests(prompt.metadata.get("tests"))
             except ValueError as error:
                 raise InputError(
-                    f"actors.reward = {name!r}: prompt {prompt.prompt_id!r}: {error}"
+                    f"actors.reward = 'code': prompt {prompt.prompt_id!r}: {error}"
                 ) from None

@@ -5,14 +5,11 @@ from collections.abc import Iterator
 from decimal import Decimal
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 
 from actors.sources.rows import Row, number_text
 from headway.errors import InputError
 
-JSON = "arrow.json"
-"""Arrow's name of a type of JSON values, in which data sets have columns of several types."""
 ROWS = 1024
 """Rows that are converted at once."""
 
@@ -43,10 +40,9 @@ def refuse_twice(names: list[str], subject: str) -> None:
 
 def _plain(batch: pa.RecordBatch) -> list[Row]:
     rows: list[Row] = batch.to_pylist()
-    for field in batch.schema:
-        if any(kind in str(field.type) for kind in ("float", "decimal", JSON)):
-            for row in rows:
-                row[field.name] = _value(row[field.name], field.type)  # type: ignore[index]
+    kind = pa.struct([*batch.schema])
+    if any(name in str(kind) for name in ("float", "decimal", "arrow.json")):
+        return [_value(row, kind) for row in rows]
     return rows
 
 
@@ -54,12 +50,10 @@ def _value(value: Any, kind: pa.DataType) -> Any:
     """Return a value of `to_pylist` whose numbers are as they are written."""
     if isinstance(value, Decimal):
         return number_text(value)
-    if isinstance(value, str) and JSON in str(kind):
+    if isinstance(value, str) and isinstance(kind, pa.JsonType):
         return json.loads(value)
-    if isinstance(value, float) and pa.types.is_float32(kind):
-        return float(str(np.float32(value)))
-    if isinstance(value, float) and pa.types.is_float16(kind):
-        return float(str(np.float16(value)))
+    if isinstance(value, float) and kind in (pa.float16(), pa.float32()):
+        return float(str(kind.to_pandas_dtype()(value)))
     if isinstance(value, dict):
         return {field.name: _value(value[field.name], field.type) for field in kind}
     if isinstance(value, list) and pa.types.is_map(kind):

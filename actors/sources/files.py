@@ -22,7 +22,7 @@ ARROW = (".parquet", ".arrow", ".feather", ".ipc")
 CSV = {".csv": ",", ".tsv": "\t"}
 SUFFIXES = (".jsonl", *ARROW, ".json", ".ndjson", *CSV)
 COMPRESSED = {".gz": "gzip", ".zst": "zstd", ".bz2": "bz2"}
-"""Suffixes that may follow, with Arrow's names of the compressions."""
+"""Suffixes that may follow those of texts, with Arrow's names of the compressions."""
 LONGEST_FIELD = 2**31 - 1
 """Most characters of a field of CSV, of which the library allows 131,072."""
 
@@ -160,11 +160,7 @@ def _arrow(path: Path, subject: str) -> Iterator[tuple[int, Row]]:
     from actors.sources.arrow_rows import rows_of
 
     try:
-        if path.suffix.lower() in COMPRESSED:
-            file: Any = pyarrow.BufferReader(_read(path, subject))
-        else:
-            file = pyarrow.memory_map(str(path))
-        with file:
+        with pyarrow.memory_map(str(path)) as file:
             if suffix_of(path) == ".parquet":
                 table = parquet.ParquetFile(file).read()
             else:

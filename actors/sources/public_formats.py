@@ -4,9 +4,8 @@ Nothing is guessed while rows are read; a refused row is answered with the optio
 """
 
 import json
-import re
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Any
 
 MESSAGES = "messages"
 """Column of conversations."""
@@ -18,9 +17,6 @@ ANSWERS = ("answer", "reward_model.ground_truth", "ground_truth", "expected_answ
            "info.ground_truth", "verification_info.ground_truth", "extra_info.answer",
            "extra_info.ground_truth")  # fmt: skip
 """Columns of answers, the likeliest first."""
-FinalAnswer = Literal["boxed", "####"]
-_BOXED = re.compile(r"\\(?:boxed|fbox)\s*(?:\{|(\w|\\\w+))")
-_THOUSANDS = re.compile(r"(?<=\d),(?=\d{3})")
 
 
 def field_of(row: Any, path: str) -> Any:
@@ -39,27 +35,6 @@ def field_of(row: Any, path: str) -> Any:
     return row[path] if path in row else field_of(row.get(name), rest) if dot else None
 
 
-def final_answer(text: str, form: FinalAnswer) -> str:
-    r"""Return what is in the last \boxed{} of a solution, or what follows its last ####.
-
-    Commas between thousands after #### are left out. Raises ValueError without any.
-    """
-    if form == "####":
-        _, mark, after = text.rpartition(form)
-        if not mark or not after.strip():
-            raise ValueError("has no #### with an answer after it")
-        return _THOUSANDS.sub("", after.strip())
-    boxes = [*_BOXED.finditer(text)]
-    if boxes and boxes[-1][1]:
-        return boxes[-1][1]
-    depth, start = 1, boxes[-1].end() if boxes else len(text)
-    for end in range(start, len(text)):
-        depth += {"{": 1, "}": -1}.get(text[end], 0) if text[end - 1] != "\\" else 0
-        if not depth:
-            return text[start:end].strip()
-    raise ValueError(r"has no \boxed{} that is closed")
-
-
 def options_that_read(row: Mapping[str, Any], prompt: str, answer: str) -> dict[str, str]:
     """Return the options by which the columns of a row may be read.
 
@@ -71,12 +46,5 @@ def options_that_read(row: Mapping[str, Any], prompt: str, answer: str) -> dict[
     answers = (answer, *(names.get(path, path) for path in ANSWERS))
     fitting = (path for path in answers if isinstance(field_of(row, path), str | int | float))
     found_answer = next(fitting, answer)
-    text = field_of(row, found_answer)
-    options = {}
-    if found_prompt != prompt:
-        options["prompt_field"] = found_prompt
-    if found_answer != answer:
-        options["answer_field"] = found_answer
-    if isinstance(text, str) and ("####" in text or _BOXED.search(text)):
-        options["final_answer"] = "####" if "####" in text else "boxed"
-    return options
+    options = {"prompt_field": found_prompt, "answer_field": found_answer}
+    return {option: path for option, path in options.items() if path not in (prompt, answer)}

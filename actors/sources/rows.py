@@ -15,7 +15,7 @@ from pydantic import Field, field_validator, model_validator
 from actors.environments.protocol import Message
 from actors.environments.single_turn import conversation
 from actors.foreign_text import lost_backslash, not_json, unencodable
-from actors.sources.public_formats import MESSAGES, field_of, final_answer, options_that_read
+from actors.sources.public_formats import MESSAGES, field_of, options_that_read
 from headway.errors import InputError
 from headway.nearest_name import nearest
 from headway.recipe_section import Section
@@ -39,8 +39,6 @@ class RowOptions(Section):
     the user. A path such as `input.question` leads into nested fields."""
     answer_field: str = "answer"
     """A text or a number; a row may have none. A path as `reward_model.ground_truth`, too."""
-    final_answer: Literal["boxed", "####"] | None = None
-    """Take only what is in the last \\boxed{} of the answer, or what follows its last ####."""
     other_fields: Literal["refuse", "ignore", "metadata"] = "refuse"
     """Treatment of fields that are neither of the two nor `metadata`."""
     bad_rows: Literal["refuse", "skip"] = "refuse"
@@ -86,7 +84,6 @@ def read_rows(
     prompts: list[Prompt] = []
     bad: list[str] = []
     first_bad: Row | None = None
-    doubtful: list[str] = []
     repeated: list[str] = []
     first: dict[str, int] = {}
     short = long = 0
@@ -97,8 +94,6 @@ def read_rows(
             bad.append(f"{table}:{number}: {problem}")
             first_bad = row if first_bad is None else first_bad
             continue
-        doubts = (lost_backslash(text, maybe=True) for text in (prompt.text, prompt.answer or ""))
-        doubtful += [f"{table}:{number}: {doubt}" for doubt in filter(None, doubts)]
         earlier = first.setdefault(prompt.text, number)
         if earlier != number:
             repeated.append(f"{table}:{number}: the prompt of row {earlier} again")
@@ -116,10 +111,6 @@ def read_rows(
     dropped = "left out" if options.duplicates == "drop" else "kept"
     counted = (
         (len(bad), f"{len(bad)} rows were left out: {'; '.join(_some(bad))}"),
-        (
-            len(doubtful),
-            f"{len(doubtful)} texts may have lost a backslash: {'; '.join(_some(doubtful))}",
-        ),
         (len(repeated), f"{len(repeated)} rows were {dropped}: {'; '.join(_some(repeated))}"),
         (short, f"{table}: {short} prompts shorter than min_characters left out"),
         (long, f"{table}: {long} prompts longer than max_characters left out"),
@@ -202,12 +193,7 @@ def _answer(row: Mapping[str, Any], options: RowOptions) -> str | None:
         answer = number_text(Decimal(repr(answer)))
     if not isinstance(answer, (str, type(None))):
         raise ValueError(f"{name} is {shown(answer)}, must be a string or a number")
-    if answer is None or options.final_answer is None:
-        return answer
-    try:
-        return final_answer(answer, options.final_answer)
-    except ValueError as problem:
-        raise ValueError(f"{name} {problem}") from None
+    return answer
 
 
 def _metadata(row: Mapping[str, Any], name: str, options: RowOptions) -> dict[str, Any]:
@@ -220,11 +206,12 @@ def _metadata(row: Mapping[str, Any], name: str, options: RowOptions) -> dict[st
             f"unknown fields {', '.join(sorted(others))}; must be {', '.join(fields)}, or set "
             f"other_fields{nearest(min(others), fields)}"
         )
-    given = row.get("metadata")
-    if not isinstance(given, (Mapping, type(None))):
+    given = {} if row.get("metadata") is None else row["metadata"]
+    if not isinstance(given, Mapping):
         raise ValueError(f"metadata is {shown(given)}, must be an object")
-    metadata = {**(others if options.other_fields == "metadata" else {}), **(given or {})}
-    if twice := others.keys() & (given or {}).keys() & metadata.keys():
+    kept = others if options.other_fields == "metadata" else {}
+    metadata = {**kept, **given}
+    if twice := kept.keys() & given.keys():
         raise ValueError(f"{min(twice)!r} is a column, and a field of metadata; rename one")
     if own := [key for key in metadata if key.startswith("headway:")]:
         raise ValueError(f"what becomes metadata has {own[0]!r}, which only Headway may add")

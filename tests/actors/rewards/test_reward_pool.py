@@ -132,7 +132,7 @@ def test_a_process_that_cannot_be_started_fails_the_reward_and_the_next_call_sta
 @pytest.mark.parametrize(
     ("number", "times", "calls", "said"),
     [
-        ("SIGKILL", "once", 2, r"killed from outside \(SIGKILL\); .*: 2 by /proc/vmstat; it is"),
+        ("SIGKILL", "once", 2, r"killed from outside \(SIGKILL\); .*: 2; it is"),
         ("SIGTERM", "once", 2, r"killed from outside \(SIGTERM\); .*: 0; it is called again"),
         ("SIGKILL", "always", 3, r"killed from outside \(SIGKILL\); .*; so did 2 calls before$"),
         ("SIGABRT", "once", 1, r"ended its process \(SIGABRT\)$"),
@@ -141,9 +141,8 @@ def test_a_process_that_cannot_be_started_fails_the_reward_and_the_next_call_sta
 async def test_a_call_whose_process_is_killed_from_outside_is_repeated_within_a_limit(
     pool, monkeypatch, tmp_path, caplog, number, times, calls, said
 ):
-    kills = itertools.count(step=2 if "2 by" in said else 0)
-    counted = lambda: {"/proc/vmstat": next(kills)}  # noqa: E731
-    monkeypatch.setattr("actors.rewards.process.memory_kills", counted)
+    kills = itertools.count(step=2 if ": 2" in said else 0)
+    monkeypatch.setattr("actors.rewards.process.memory_kills", lambda: next(kills))
     monkeypatch.setattr("actors.rewards.pool.PAUSES", (0.01, 0.02))
     metadata = {"note": str(tmp_path / "killed"), "times": times, "signal": number}
     prompt = Prompt(prompt_id="a/0/0", text="?", metadata=metadata)
@@ -166,23 +165,9 @@ async def test_rewards_are_scored_though_their_idle_processes_are_killed(pool, m
     assert (await reward.score(SUM, "7")).total == 1.0
 
 
-@pytest.mark.parametrize(
-    ("groups", "files"),
-    [
-        ("", {"proc/vmstat": 3}),
-        ("0::/a b\n", {"proc/vmstat": 3, "sys/fs/cgroup/a b/memory.events": 2}),
-        ("0::/\n", {"proc/vmstat": 3, "sys/fs/cgroup/memory.events": 0}),
-        ("4:memory:/a\n1:cpu:/\n0::/\n", {"sys/fs/cgroup/memory/a/memory.oom_control": 5}),
-        ("4:memory:/elsewhere\n", {}),
-    ],
-)
-def test_the_kernel_says_what_it_ended_for_lack_of_memory(tmp_path, groups, files):
-    for path, count in {**files, "proc/self/cgroup": None}.items():
-        file = tmp_path / path
-        file.parent.mkdir(parents=True, exist_ok=True)
-        text = f"oom 9\noom_kill {count}\noom_group_kill 7\n"
-        file.write_text(groups if count is None else text)
-    assert memory_kills(tmp_path) == {f"/{path}": count for path, count in files.items()}
+def test_the_kernel_says_what_it_ended_for_lack_of_memory(tmp_path):
+    (tmp_path / "vmstat").write_text("oom 9\noom_kill 3\noom_group_kill 7\n")
+    assert [memory_kills(tmp_path / name) for name in ("vmstat", "none")] == [3, 0]
 
 
 @pytest.mark.parametrize("name", ["sleeps", "loops_in_c"])

@@ -108,6 +108,13 @@ def test_fields_may_have_other_names_and_others_become_metadata(tmp_path):
         assert prompt.metadata == {**metadata, "kind": "sum"}
 
 
+def test_a_column_that_is_ignored_may_have_the_name_of_a_field_of_the_metadata(tmp_path):
+    row = {"prompt": "a", "level": 1, "metadata": {"level": 2}}
+    options = {"path": write_rows(tmp_path / "x.jsonl", row), "other_fields": "ignore"}
+    [prompt] = load_source("files", options=options, seed=0).next(1)
+    assert prompt.metadata == {"level": 2}
+
+
 def test_columns_that_are_not_json_are_bad_rows(tmp_path):
     table = pa.table({"prompt": ["a"], "when": pa.array([0], pa.timestamp("s"))})
     parquet.write_table(table, tmp_path / "x.parquet")
@@ -233,12 +240,14 @@ LOST = {
     r"3 \times 4": r'"\times"', r"\theta$": r'"\theta"', r"5\text{ cm}": r'"\text"',
     r"\tfrac{1}{2}": r'"\tfrac"', r"\nabla f": r'"\nabla"', r"1 \notin A": r'"\notin"',
     r"\\left(1\right)": r'"\right"', r"\rho = 1": r'"\rho"', r"\u000bec{x}": r'"\vec"',
+    r"if $x \neq 1$": r'"\neq"', r"$a$, $\nu$.": r'"\nu"', r"$ 2\tan x$": r'"\tan"',
     r"\u0007lpha": r'"\alpha"', r"\u001bnd{x}": r'"\end"', r"\u0001": "U+0001 at 0",
 }  # fmt: skip
 """Texts as a file has them, and what the message says."""
 TEXTS = (
     "a\tb", "\tan\tapple", "to\teq", "\ttext = 1\n\tfrac = 2", "one line\nan apple\neq 6\nu",
     "a\r\nb\r\n", "old\rMac\rwith an\rangle", "last line\n\fpage 2", "end of page\f\n2",
+    "costs $5\nu paid $6", "for x in $all\ni=$((i + 1))",
     "\x1b[31mred\x1b[0m", r"$\frac{1}{2} \times \text{a}$", "\x7f\x85",
 )  # fmt: skip
 ROWS_WITH = {
@@ -266,16 +275,6 @@ def test_latex_that_lost_a_backslash_is_refused_by_its_row_and_ordinary_texts_ar
         assert problem in str(caught.value)
     for text in TEXTS:
         read(json.dumps(text)[1:-1])
-
-
-def test_what_may_have_lost_a_backslash_is_read_and_told(tmp_path, caplog):
-    path = write_rows(tmp_path / "x.jsonl", r'{"prompt": "if $x \neq 1$", "answer": "\tan x"}')
-    with caplog.at_level(logging.WARNING, "headway.sources"):
-        assert texts(path, 1) == {"if $x \neq 1$"}
-    [record] = caplog.records
-    for word in (r"\neq", r"\tan"):
-        assert "x.jsonl:1: the control character U+00" in record.getMessage()
-        assert f'JSON reads "{word}" so' in record.getMessage()
 
 
 @pytest.mark.parametrize("column", ["prompt", "answer", "metadata"])
