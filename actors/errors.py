@@ -65,8 +65,10 @@ class ServiceAway(Excused):
     of `retry_after` seconds at least, within `actors.outage_seconds`.
     """
 
-    def __init__(self, message: object, retry_after: float = 0.0) -> None:
-        super().__init__(message)
+    def __init__(
+        self, *message: object, retry_after: float = 0.0, exit_code: int | None = None
+    ) -> None:
+        super().__init__(*message, exit_code=exit_code)
         self.retry_after = retry_after
 
 

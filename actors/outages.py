@@ -19,7 +19,6 @@ import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
 from contextlib import asynccontextmanager, suppress
 from contextvars import ContextVar
-from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from traceback import walk_stack, walk_tb
 from types import FrameType
@@ -76,7 +75,7 @@ def seconds_asked(retry_after: Any) -> float:
         return max(0.0, seconds) if math.isfinite(seconds) else 0.0
     with suppress(ValueError, TypeError):
         date = parsedate_to_datetime(retry_after)
-        return max(0.0, (date.astimezone(UTC) - datetime.now(UTC)).total_seconds())
+        return max(0.0, date.timestamp() - clock.wall(clock.now()))
     return 0.0
 
 
@@ -84,11 +83,12 @@ def outage(error: BaseException) -> ServiceAway | None:
     """Describe an error of user code by which a service is away; None for any other error."""
     for cause in _causes(error):
         if isinstance(cause, ServiceAway):
-            return ServiceAway(str(cause), cause.retry_after)
+            return ServiceAway(str(cause), retry_after=cause.retry_after)
         status, headers = _answer(cause)
         if is_transient(status) or (not status and _is_away(cause)):
             text = describe_error(error) + where_raised(error)
-            return ServiceAway(text, seconds_asked(headers and headers.get("Retry-After")))
+            pause = seconds_asked(headers and headers.get("Retry-After"))
+            return ServiceAway(text, retry_after=pause)
     return None
 
 

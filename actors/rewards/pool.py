@@ -251,7 +251,9 @@ class RewardPool:
             limit = f" (actors.reward_memory_gib = {self._memory / 2**30:g})"
             about = limit if answer.get("memory") else ""
             text = answer["error"] + about + answer.get("where", "")
-            raise ServiceAway(text, answer["away"]) if "away" in answer else RewardFailed(text)
+            if "away" in answer:
+                raise ServiceAway(text, retry_after=answer["away"])
+            raise RewardFailed(text)
         parts: Parts = answer["parts"]
         return parts
 

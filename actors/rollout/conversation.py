@@ -61,7 +61,8 @@ class Conversation:
                 problem, where = f"took longer than {self._seconds:g} s", ""
             text = f"environment {self._name!r} {problem} on prompt {self._prompt.prompt_id!r}"
             if away or (late and waits_on_network()):
-                raise ServiceAway(text + where, away.retry_after if away else 0.0) from error
+                retry_after = away.retry_after if away else 0.0
+                raise ServiceAway(text + where, retry_after=retry_after) from error
             raise (AnswerLate if late and is_answer else EnvironmentFailed)(text + where) from error
         finally:
             if is_answer:  # less the pauses, by which the deadline was moved

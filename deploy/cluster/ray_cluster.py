@@ -68,8 +68,9 @@ def cluster(config: RunConfig, logs: Path, *, may_lack: bool = False) -> Iterato
     local = address == "local"
     with ExitStack() as own:
         # Processes of another cluster do not inherit the environment of this one.
-        inherited = {NO_GPUS: "1", CODE_DIR: os.environ.get(CODE_DIR, "")}
-        variables = {**({} if local else inherited), **config.deploy.environment}
+        folders = {CODE_DIR: os.environ[CODE_DIR]} if CODE_DIR in os.environ else {}
+        inherited = {} if local else {NO_GPUS: "1", **folders}
+        variables = {**inherited, **config.deploy.environment}
         options: dict[str, Any] = {"runtime_env": {"env_vars": variables}} if variables else {}
         if local:
             own.enter_context(reaping_orphans())

@@ -225,7 +225,6 @@ P(5,2)
 x>1, x \ne 2
 It follows that the two sides are equal
 see the proof above for all details
-
 \sqrt{
 ^{2}
 ?

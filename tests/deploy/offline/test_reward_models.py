@@ -30,6 +30,7 @@ class Letters:
     """A tokenizer with a token for each of Unicode's characters."""
 
     chat_template, eos_token_id, pad_token_id, unk_token_id = None, 1, 0, None
+    added_tokens_decoder = {}
 
     def encode(self, text, add_special_tokens):
         return [ord(letter) for letter in text]
