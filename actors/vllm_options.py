@@ -22,7 +22,6 @@ SET_BY = {
     "disable_log_stats": "deploy.engine_metrics",
     "weight_transfer_config": "weight_sync.transport",
     "n": "prompts.group_size",
-    "best_of": "prompts.group_size",
     "stop_token_ids": "actors.stop",
     "include_stop_str_in_output": "actors.include_stop",
 }
@@ -59,7 +58,7 @@ _BY_REASON = {
         "logits_processors logprobs_mode generation_config override_generation_config hf_overrides"
         " min_p typical_p repetition_penalty presence_penalty frequency_penalty length_penalty"
         " no_repeat_ngram_size logit_bias bad_words bad_words_ids allowed_token_ids min_tokens"
-        " use_beam_search ignore_eos"
+        " ignore_eos"
     ),
     "adapters are those of learner.lora, which engines merge": "enable_lora",
     "code of model folders is never loaded": "trust_remote_code",

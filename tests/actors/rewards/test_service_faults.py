@@ -341,9 +341,7 @@ def test_errors_of_computations_are_no_outages(call):
 
 
 def test_an_error_that_users_raise_says_how_long_to_wait():
-    described = outage(
-        raised(lambda: (_ for _ in ()).throw(ServiceAway("the judge rests", retry_after=7.0)))
-    )
+    described = outage(ServiceAway("the judge rests", retry_after=7.0))
     assert (str(described), described.retry_after) == ("the judge rests", 7.0)
     assert described.reason == "infrastructure"
 
