@@ -9,7 +9,7 @@ from actors.environments.load_environment import load_environment
 from actors.rewards.learned import TextScorer
 from actors.rewards.pool import RewardPool
 from actors.rewards.rewards import Rewards, load_rewards
-from actors.rollout.chat_rendering import Renderer
+from actors.rollout.chat_rendering import renderer_for
 from actors.rollout.episode import EpisodeRunner
 from headway.errors import InputError
 
@@ -54,7 +54,7 @@ def build_episodes(
     return EpisodeRunner(
         engine_id=engine_id,
         engine=engine,
-        renderer=Renderer(tokenizer, config.chat_template, config.chat_template_options),
+        renderer=renderer_for(tokenizer, config),
         config=config,
         new_environment=load_environment(
             config.environment, config.environment_options, code_execution=config.code_execution

@@ -148,15 +148,20 @@ class ActorsConfig(Section):
     max_model_len: int | None = Field(default=None, ge=2)
     """Longest rollout in tokens, its prompt included; None takes the context of the model."""
     chat_template: bool | Literal["auto"] = "auto"
-    """Render prompts with the tokenizer's chat template; `auto`: if it has one."""
+    """Render prompts with the tokenizer's chat template; `auto`: if it has one. If false, texts of
+    special tokens in prompts stand for these."""
     chat_template_options: dict[str, Any] = Field(default={})
     """Variables that the chat template reads, as { enable_thinking = false }. They apply wherever a
     prompt is rendered: rollouts, evaluations, `headway sft` and reward models."""
     stop: tuple[StopString | StopId, ...] = ()
     """Texts and token ids that end a message of the policy, besides the model's end-of-sequence
-    tokens. The token that completes a stop is the last one that is sampled, and it trains."""
+    tokens and the token that ends messages in the chat template. The token that completes a stop is
+    the last one that is sampled, and it trains."""
     include_stop: bool = False
     """Leave the stop in the completion that rewards and environments see; else it is cut off."""
+    skip_special_tokens: bool = False
+    """Leave all special tokens out of the text that rewards and environments see, <think> and
+    <tool_call> too where they are ones; else only those with a name, such as EOS and padding."""
     max_concurrent_rollouts: Resumable[int] = Field(default=128, ge=1)
     """Rollouts that one engine generates at once; at least prompts.group_size, and one more with
     greedy_baseline."""
@@ -185,6 +190,17 @@ class ActorsConfig(Section):
     similarity, which run in a sandbox; a completion that takes more scores 0."""
     rollout_timeout_seconds: Resumable[float] = Field(default=1800.0, gt=0)
     """Deadline of a whole rollout, rewards included; past it the rollout fails."""
+
+    on_timeout: Literal["fail"] | float = "fail"
+    """Reward of a rollout whose tool or environment took too long to answer the policy: past
+    environment_timeout_seconds, or for most of rollout_timeout_seconds. `fail` samples it again, so
+    that a policy can learn to avoid bad rewards by being slow. A wait for a service never scores.
+    """
+    outage_seconds: Resumable[float] = Field(default=600.0, ge=0)
+    """Longest wait for a service that rewards, tools or an environment ask, while it is away: it
+    refuses or breaks off connections, is overloaded (HTTP 5xx, 429) or does not answer in time.
+    Calls are repeated with growing pauses, which count neither as attempts of the prompt nor
+    against deadlines; past it the run ends and names the service."""
 
     dtype: Resumable[Literal["float32", "bfloat16", "auto"]] = "auto"
     """Type that the engine computes in; `auto` takes that of the model folder, float32 included.

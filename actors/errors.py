@@ -4,7 +4,7 @@ from typing import ClassVar
 
 from headway.errors import HeadwayError, InputError
 from queues.errors import QueueClosed
-from queues.records import REWARD_MODEL_LOST
+from queues.records import INFRASTRUCTURE, REWARD_MODEL_LOST
 
 
 class SourceChanged(InputError):
@@ -42,16 +42,44 @@ class EnvironmentFailed(RolloutFailed):
     reason: ClassVar[str] = "environment"
 
 
+class AnswerLate(EnvironmentFailed):
+    """The environment took too long to answer the policy, and did not wait for a service."""
+
+
 class RewardFailed(RolloutFailed):
     """A reward gave no score; names it and the prompt. It never counts as 0."""
 
     reason: ClassVar[str] = "reward"
 
 
-class RewardModelLost(RolloutFailed):
-    """The reward models are gone or too slow; does not count as an attempt of the group."""
+class Excused(RolloutFailed):
+    """The infrastructure failed, and neither policy nor prompt; no attempt of the group counts."""
+
+    reason: ClassVar[str] = INFRASTRUCTURE
+
+
+class ServiceAway(Excused):
+    """A service that a reward, a tool or an environment needs is away: it is waited for.
+
+    Rewards, tools and environments of users may raise it. The call is repeated with growing pauses,
+    of `retry_after` seconds at least, within `actors.outage_seconds`.
+    """
+
+    def __init__(
+        self, *message: object, retry_after: float = 0.0, exit_code: int | None = None
+    ) -> None:
+        super().__init__(*message, exit_code=exit_code)
+        self.retry_after = retry_after
+
+
+class RewardModelLost(ServiceAway):
+    """The reward models are gone or too slow."""
 
     reason: ClassVar[str] = REWARD_MODEL_LOST
+
+
+class ServiceLost(HeadwayError):
+    """A service was away for longer than `actors.outage_seconds`: the run cannot go on."""
 
 
 class RolloutTimeout(RolloutFailed):

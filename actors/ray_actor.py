@@ -198,6 +198,7 @@ class RolloutActor:
         episodes = build_episodes(
             self._statistics.engine_id, config, engine, tokenizer, max_model_len, rewards
         )
+        self._statistics.outages = episodes.outages
         worker = RolloutWorker(
             self._statistics,
             spec.broker,

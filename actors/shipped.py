@@ -1,6 +1,6 @@
 """The prompt sources, environments, tools and rewards that ship with Headway, by name."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import NoneType
 
 from headway.registry import Entry, Registry
@@ -25,6 +25,9 @@ class RewardTraits:
 
     needs_answer: bool = False
     """It compares with the prompt's answer."""
+    reads_answer: bool = False
+    """It fails for an answer that it cannot read, whatever the completion, so that all answers of
+    a table can be tried before a run."""
     inline: bool = False
     """Its time is proportional to the text: it cannot hang, and needs no process."""
     verifier: bool = False
@@ -78,12 +81,18 @@ REWARDS = Registry(
     RewardTraits,
     Entry("exact_match", "actors.rewards.answers:exact_match", _ANSWER),
     Entry("last_answer", "actors.rewards.answers:last_answer", _ANSWER),
-    Entry("numeric_match", "actors.rewards.answers:numeric_match", _ANSWER),
+    Entry(
+        "numeric_match", "actors.rewards.answers:numeric_match", replace(_ANSWER, reads_answer=True)
+    ),
     Entry("tags", "actors.rewards.patterns:tags", _TEXT),
     Entry("regex", "actors.rewards.patterns:regex", _VERIFIER),
     Entry("json_schema", "actors.rewards.patterns:json_schema", _VERIFIER),
     Entry("similarity", "actors.rewards.answers:similarity", _ANSWER_VERIFIER),
-    Entry("math_verify", "actors.rewards.libraries:math_verify", _ANSWER_VERIFIER),
+    Entry(
+        "math_verify",
+        "actors.rewards.libraries:math_verify",
+        replace(_ANSWER_VERIFIER, reads_answer=True),
+    ),
     Entry(GYM, "actors.rewards.libraries:reasoning_gym", RewardTraits(verifier=True, library=GYM)),
     Entry("code", "actors.rewards.code:code", RewardTraits()),
     Entry("reward_model", "actors.rewards.learned:LearnedReward", RewardTraits()),

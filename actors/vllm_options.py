@@ -21,6 +21,9 @@ SET_BY = {
     "enforce_eager": "actors.enforce_eager",
     "disable_log_stats": "deploy.engine_metrics",
     "weight_transfer_config": "weight_sync.transport",
+    "n": "prompts.group_size",
+    "stop_token_ids": "actors.stop",
+    "include_stop_str_in_output": "actors.include_stop",
 }
 """Options that a key of the recipe sets."""
 
@@ -53,6 +56,9 @@ _BY_REASON = {
     ),
     "the learner would not know the probabilities that tokens are sampled with": (
         "logits_processors logprobs_mode generation_config override_generation_config hf_overrides"
+        " min_p typical_p repetition_penalty presence_penalty frequency_penalty length_penalty"
+        " no_repeat_ngram_size logit_bias bad_words bad_words_ids allowed_token_ids min_tokens"
+        " ignore_eos"
     ),
     "adapters are those of learner.lora, which engines merge": "enable_lora",
     "code of model folders is never loaded": "trust_remote_code",
@@ -61,13 +67,19 @@ REFUSED = {name: reason for reason, names in _BY_REASON.items() for name in name
 """Options that some would set, with the reasons why vLLM does not get them."""
 
 
+def advice_on(name: str) -> str | None:
+    """Return what to do about an option of vLLM that is not passed on by its name; else None."""
+    if key := SET_BY.get(name):
+        return f"set {key} instead"
+    reason = REFUSED.get(name)
+    return reason and f"not passed on, since {reason}"
+
+
 def check_vllm_options(options: dict[str, Any]) -> dict[str, Any]:
     """Return the options; raise ValueError for one that is not passed on, with what to do."""
     for name in options:
-        if key := SET_BY.get(name):
-            raise ValueError(f"{name}: set {key} instead")
-        if reason := REFUSED.get(name):
-            raise ValueError(f"{name}: not passed on, since {reason}")
+        if advice := advice_on(name):
+            raise ValueError(f"{name}: {advice}")
         if name not in PASSED_ON:
             raise ValueError(
                 f"{name}: not passed on, since vLLM has no such option, or Headway sets it; must "

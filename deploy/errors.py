@@ -7,8 +7,8 @@ class RunFailed(HeadwayError):
     """A run that failed; names the process that died or raised, and the cause."""
 
 
-class RayletDied(RunFailed):
-    """The raylet of the run's own cluster died, and with it every process but the session's."""
+class RayDied(RunFailed):
+    """The run's own cluster did not start, or lost a process that all others need; names it."""
 
 
 class Interrupted(HeadwayError):

@@ -16,7 +16,7 @@ from contextlib import AbstractAsyncContextManager, nullcontext, suppress
 
 import ray
 
-from deploy.cluster.ray_cluster import fail_with_raylet, status_command
+from deploy.cluster.ray_cluster import fail_with_ray, status_command
 from deploy.config.evaluation_schedule import evaluator
 from deploy.driver import evaluations
 from deploy.driver.actor_fleet import PATIENT_SECONDS
@@ -29,7 +29,7 @@ from deploy.driver.run_metrics import RunMetrics
 from deploy.driver.scrape_targets import ScrapeTargets
 from deploy.driver.supervisor import Supervisor
 from deploy.driver.watchdog import Watchdog
-from deploy.errors import RayletDied, RunFailed
+from deploy.errors import RayDied, RunFailed
 from deploy.observability.exporter import Exporter, metrics_access
 from deploy.observability.trackers import Trackers
 from deploy.planner.byte_counts import checkpoint_bytes, version_weight_bytes
@@ -67,7 +67,7 @@ def has_ended(task: "asyncio.Task[None]") -> bool:
     """
     if not task.done() or task.cancelled():
         return False
-    return not isinstance(task.exception(), RayletDied)
+    return not isinstance(task.exception(), RayDied)
 
 
 class Run:
@@ -131,7 +131,7 @@ class Run:
         meanwhile = [named(service.name, service.keep()) for service in self.processes.services]
         meanwhile.append(named("watchdog", self.watchdog.follow()))
         if self.context.config.deploy.ray_address == "local":
-            meanwhile.append(named("Ray", fail_with_raylet()))
+            meanwhile.append(named("Ray", fail_with_ray()))
         if self.exporter is not None:
             meanwhile.append(named("exporter", self.exporter.follow()))
         await all_or_first_error([named("run", self.work())], meanwhile=meanwhile)
@@ -165,6 +165,7 @@ class Run:
                     named("drift", self.recorder.drift.follow()),
                 ],
             )
+        await self.recorder.check_complete()
         await self.recorder.conclude("done")  # while a process that it asks is still replaced
 
     async def start(self) -> None:

@@ -56,6 +56,18 @@ def has_space(folder: Path, size: int = PROBE_BYTES) -> bool:
     return True
 
 
+def why_unwritable(folder: Path) -> str | None:
+    """Return the system's reason for taking no file in a folder, such as "Read-only file system".
+
+    None if it takes one.
+    """
+    try:
+        tempfile.TemporaryFile(dir=folder).close()
+    except OSError as error:
+        return error.strerror
+    return None
+
+
 def wait_for_space(folder: Path, say: Callable[[str], None]) -> None:
     """Block until the disk of a folder has START_BYTES free, and say why and when."""
     if has_space(folder, START_BYTES):

@@ -5,7 +5,8 @@ import hmac
 import json
 import socket
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from socketserver import ThreadingMixIn
 from typing import Any, NamedTuple
@@ -21,9 +22,10 @@ PUBLISHED = ("resident_memory_bytes", "cpu_seconds")
 TOKEN_VARIABLE = "HEADWAY_METRICS_TOKEN"
 """Environment variable of the driver, and of `headway top`, with the token of `MetricsAccess`."""
 CONNECTIONS = 32
-"""Most connections that a server keeps open; others are closed at once."""
+"""Most connections of each kind: of clients whose request is still read, where a new one takes the
+place of the oldest; that are answered by a public page; that are answered otherwise."""
 REQUEST_SECONDS = 10.0
-"""Longest wait for a part of a request."""
+"""Longest that a connection may last, from its beginning to the last byte of the answer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +107,8 @@ class MetricsServer:
             start_response(status, [("Content-Type", "application/json")])
             return [json.dumps(content).encode()]
 
-        self._server = _Server(access.host, port)
+        public = {path for path, page in (pages or {}).items() if page.public}
+        self._server = _Server(access.host, port, public)
         self._server.set_app(answer)
         self.port: int = self._server.server_port
         self._thread = threading.Thread(target=self._server.serve_forever, daemon=True)
@@ -119,35 +122,71 @@ class MetricsServer:
 
 
 class _Handler(WSGIRequestHandler):
-    timeout = REQUEST_SECONDS
+    """A connection with one request, which needs a slot of its kind once it has been read."""
+
+    server: "_Server"
+    _slot: threading.BoundedSemaphore | None = None
+
+    def parse_request(self) -> bool:
+        if not (super().parse_request() and self.server.has_read(self.connection)):
+            return False
+        slot = self.server.slots[self.path.partition("?")[0] in self.server.public]
+        if not slot.acquire(blocking=False):
+            self.send_error(503)
+            return False
+        self._slot = slot
+        return True
+
+    def finish(self) -> None:
+        try:
+            super().finish()
+        finally:
+            if self._slot:
+                self._slot.release()
 
     def log_message(self, format: str, *args: Any) -> None:  # noqa: A002  (its own name)
         pass
 
 
 class _Server(ThreadingMixIn, WSGIServer):
-    """A server with a thread for each of at most CONNECTIONS connections, which logs nothing."""
+    """A server with a thread for each connection, bounded in number and time; it logs nothing."""
 
     daemon_threads = True
+    request_queue_size = 128
 
-    def __init__(self, host: str, port: int) -> None:
+    def __init__(self, host: str, port: int, public: Container[str]) -> None:
         kind = socket.SOCK_STREAM
         [(family, _, _, _, address), *_] = socket.getaddrinfo(host, port, type=kind)
         self.address_family = family
-        self._free = threading.BoundedSemaphore(CONNECTIONS)
+        self.public = public
+        self.slots = {kind: threading.BoundedSemaphore(CONNECTIONS) for kind in (True, False)}
+        """Of public pages, and of everything else."""
+        self._reading: dict[Any, None] = {}
+        """Connections whose request has not been read yet, from the oldest to the newest."""
+        self._lock = threading.Lock()
         super().__init__((str(address[0]), port), _Handler)
 
     def process_request(self, request: Any, client_address: Any) -> None:
-        if self._free.acquire(blocking=False):
-            super().process_request(request, client_address)
-        else:
-            self.shutdown_request(request)
+        with self._lock:
+            oldest = next(iter(self._reading)) if len(self._reading) >= CONNECTIONS else None
+            self._reading.pop(oldest, None)
+            self._reading[request] = None
+        if oldest:
+            _cut(oldest)
+        super().process_request(request, client_address)
 
     def process_request_thread(self, request: Any, client_address: Any) -> None:
-        try:
-            super().process_request_thread(request, client_address)
-        finally:
-            self._free.release()
+        deadline = threading.Timer(REQUEST_SECONDS, _cut, [request])
+        deadline.daemon = True
+        deadline.start()
+        super().process_request_thread(request, client_address)
+        deadline.cancel()
+        self.has_read(request)
+
+    def has_read(self, request: Any) -> bool:
+        """Note that the request of a connection was read; return False if it came too late."""
+        with self._lock:
+            return self._reading.pop(request, self) is None
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         pass  # a client that broke off, or that asks for nonsense
@@ -161,3 +200,9 @@ def public_address(host: str, port: int, node: str) -> str:
         '10.0.0.7:9090'
     """
     return f"{node if host == '0.0.0.0' else host}:{port}"
+
+
+def _cut(connection: Any) -> None:
+    """End a connection, whose thread wakes by that."""
+    with suppress(OSError):  # it has ended
+        connection.shutdown(socket.SHUT_RDWR)

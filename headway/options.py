@@ -8,7 +8,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from headway.errors import InputError
 from headway.recipe_section import Section
-from headway.user_code import check_call, options_of, refuse_unknown_options
+from headway.user_code import PARAGRAPH, check_call, options_of, refuse_unknown_options, shown
 
 AnySection = TypeVar("AnySection", bound=Section)
 
@@ -29,7 +29,7 @@ def parse_options(kind: type[AnySection], subject: str, options: Mapping[str, An
         if wrong["type"] == "missing":
             problem = f"requires the option {name}; its options: {', '.join(kind.model_fields)}"
             raise InputError(f"{subject} {problem}") from None
-        value = f"{name} = {wrong['input']!r}: " if name else ""
+        value = f"{name} = {shown(wrong['input'], PARAGRAPH)}: " if name else ""
         raise InputError(f"{subject}: {value}{wrong['msg']}") from None
 
 

@@ -11,7 +11,9 @@ from typing import Any, Concatenate, NoReturn, ParamSpec, TypeVar
 
 import ray
 from ray._private import ray_constants, state
+from ray.exceptions import RayError, RuntimeEnvSetupError
 
+from headway.errors import first_line
 from headway.metrics import Collectors, MetricsAccess, MetricsServer, public_address
 
 P = ParamSpec("P")
@@ -71,6 +73,13 @@ def free_resources() -> Mapping[str, Mapping[str, float]]:
     """Return what nobody holds of each node at the moment, by Ray's id of the node."""
     free: Mapping[str, Mapping[str, float]] = state.available_resources_per_node()
     return free
+
+
+def death_of(error: RayError) -> str:
+    """Return on one line how a process ended: the error of its own creation, if it raised one."""
+    if getattr(error, "actor_init_failed", False) or isinstance(error, RuntimeEnvSetupError):
+        return str(error).strip().splitlines()[-1]
+    return first_line(error)
 
 
 @contextmanager

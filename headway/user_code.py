@@ -7,6 +7,8 @@ may be of any type and length.
 import asyncio
 import importlib
 import inspect
+import os
+import sys
 import traceback
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
@@ -18,8 +20,12 @@ from headway.daemon_thread import run_in_daemon_thread
 from headway.errors import InputError
 from headway.nearest_name import nearest
 
+CODE_DIR = "HEADWAY_CODE_DIR"
+"""Variable with the folder of a recipe, in all processes: its modules and files are found there."""
 LONGEST = 4000
 """Most characters of an error of user code, and of its traceback."""
+PARAGRAPH = 1000
+"""Most characters of the same in a message that ends a command; libraries make it a page long."""
 _ROOT = Path(__file__).parents[1]
 CALLERS = (
     *(f"{_ROOT / package}/" for package in ("actors", "deploy", "headway", "learner", "queues")),
@@ -29,13 +35,19 @@ CALLERS = (
 """Beginnings of the file names of the code that calls user code."""
 
 
-def shown(value: Any) -> str:
-    """Return the repr of a value of user code, which may fail or be long, cut off at `LONGEST`."""
+def shown(value: Any, longest: int = LONGEST) -> str:
+    """Return the repr of a value of user code, which may fail or be long, cut off at `longest`.
+
+    An error of pydantic is described by its messages, without the values that it found.
+    """
     try:
         text = repr(value)
+        if isinstance(value, BaseException) and callable(errors := getattr(value, "errors", None)):
+            parts = [f"{'.'.join(map(str, part['loc']))}: {part['msg']}" for part in errors()]
+            text = f"{type(value).__name__}({'; '.join(parts)})" if parts else text
     except BaseException:  # noqa: BLE001  (it is user code, and may raise anything)
         text = f"<{type(value).__name__} whose repr fails>"
-    return cut(text)
+    return cut(text, longest)
 
 
 def cut(text: str, longest: int = LONGEST) -> str:
@@ -59,6 +71,20 @@ def where_raised(error: BaseException) -> str:
     return "\n" + cut("".join(traceback.format_list(frames)).rstrip())
 
 
+def look_in(folder: Path | None) -> None:
+    """Find modules and relative files in a folder too, after all others; None forgets the last."""
+    os.environ.pop(CODE_DIR, None)
+    if folder is not None:
+        os.environ[CODE_DIR] = str(folder.absolute())
+
+
+def beside_recipe(path: str) -> Path:
+    """Return a file of a recipe: in the working directory, or else where the recipe is."""
+    here = Path(path).expanduser()
+    there = Path(os.environ.get(CODE_DIR, ""), here)
+    return there if there.exists() and not here.exists() else here
+
+
 def load_dotted(path: str, *, subject: str, kinds: Iterable[str] = ()) -> Any:
     """Import the attribute at a path "module:attribute".
 
@@ -69,12 +95,16 @@ def load_dotted(path: str, *, subject: str, kinds: Iterable[str] = ()) -> Any:
             key and value of a recipe, begins the message.
     """
     module_name, _, attribute = path.partition(":")
+    folder = os.environ.get(CODE_DIR, "")
+    if folder and folder not in sys.path:
+        sys.path.append(folder)
     try:
         module = importlib.import_module(module_name)
     except (Exception, SystemExit) as error:
         problem = f"{shown(error)}{where_raised(error)}"
         if isinstance(error, ModuleNotFoundError) and error.name == module_name.partition(".")[0]:
-            problem = f"there is none in {Path.cwd()}, nor is one installed"
+            folders = " or ".join([str(Path.cwd()), *filter(None, [folder])])
+            problem = f"there is none in {folders}, nor is one installed"
             problem += nearest(module_name, kinds)
         raise InputError(f"{subject}: cannot import {module_name}: {problem}") from error
     try:
@@ -164,7 +194,7 @@ async def call(function: Callable[..., Any], *arguments: Any) -> Any:
     try:
         if is_coroutine(function):
             return await function(*arguments)
-        result = await run_in_daemon_thread(partial(function, *arguments), name="user-code")
+        result = await run_in_daemon_thread(partial(function, *arguments), name=call_name())
         return await result if inspect.isawaitable(result) else result
     except Exception:
         raise
@@ -172,6 +202,12 @@ async def call(function: Callable[..., Any], *arguments: Any) -> Any:
         if _is_cancelled():
             raise
         raise RuntimeError(f"ended by {error!r}") from error
+
+
+def call_name() -> str:
+    """Return the name of the threads in which the running task calls user code."""
+    task = asyncio.current_task()
+    return f"user-code of {task.get_name()}" if task else "user-code"
 
 
 def _is_cancelled() -> bool:

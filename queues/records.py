@@ -12,6 +12,8 @@ SHAPING = frozenset({"overlong", "missing_eos"})
 """Reward parts that shape lengths and do not judge the task."""
 REWARD_MODEL_LOST = "reward_model_lost"
 """Reason of attempts that fail while the reward models are gone; they do not count."""
+INFRASTRUCTURE = "infrastructure"
+"""Reason of attempts that fail by another fault of the infrastructure; they do not count."""
 
 
 class FinishReason(StrEnum):
@@ -20,6 +22,8 @@ class FinishReason(StrEnum):
     STOP = "stop"
     """The policy sampled an end-of-sequence token, or a stop of `actors.stop`."""
     LENGTH = "length"
+    TIMEOUT = "timeout"
+    """The environment took too long to answer the policy, which `actors.on_timeout` scores."""
     ABORTED = "aborted"
     ERROR = "error"
 

@@ -58,7 +58,7 @@ ORDER = {
         "model engine objective update learner metrics ranks supervised"
     ),
     "actors": (
-        "errors bounded_http foreign_text shipped vllm_options config engines "
+        "errors bounded_http outages foreign_text shipped vllm_options config engines "
         "sandbox environments rewards rollout reward_models sources metrics assembly ray_actor "
         "ray_reward_model"
     ),

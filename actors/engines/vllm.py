@@ -164,6 +164,7 @@ class VllmEngine:
                 stop=list(sampling.stop),
                 stop_token_ids=list(sampling.stop_ids),
                 detokenize=bool(sampling.stop),
+                skip_special_tokens=self._spec.config.skip_special_tokens,
                 output_kind=RequestOutputKind.DELTA,
                 stream_interval=sampling.max_new_tokens,  # the first token, then all others
             ),

@@ -3,7 +3,8 @@
     json    <tool_call>{"name": "calculator", "arguments": {"expression": "37*82"}}</tool_call>
     plain   [37*82]      where there is one tool, of one argument, and the markers are "[" and "]"
 
-Hermes and Qwen models write the first, and their chat templates ask for it.
+Hermes and Qwen models write the first, and their chat templates ask for it; Llama models write
+"parameters" for "arguments", and others an object as a text.
 """
 
 import json
@@ -52,14 +53,20 @@ def _between(text: str, begin: str, end: str) -> Iterator[str]:
 def _read_json(text: str) -> Call | Unreadable:
     try:
         value = json.loads(text)
-        problem = unencodable(value)
+        if not isinstance(value, dict) or not isinstance(value.get("name"), str):
+            return Unreadable('a call must be an object with "name" and "arguments"')
+        keys = sorted(value.keys() - {"name", "id", "type"})
+        if len(keys) > 1 or not {*keys} <= {"arguments", "parameters"}:
+            extra = ", ".join(map(ascii, keys))
+            return Unreadable(f'a call has the keys {extra} where it must have "arguments"')
+        arguments = value[keys[0]] if keys else {}
+        if isinstance(arguments, str):
+            arguments = json.loads(arguments)
+        problem = unencodable([value["name"], arguments])
     except (ValueError, RecursionError) as error:
         return Unreadable(f"a call must be JSON: {error}")
     if problem:  # a tool that repeats it would fail the rollout
         return Unreadable(f"a call has {problem}")
-    if not isinstance(value, dict) or not isinstance(value.get("name"), str):
-        return Unreadable('a call must be an object with "name" and "arguments"')
-    arguments = value.get("arguments", {})
     if not isinstance(arguments, dict):
         return Unreadable('"arguments" must be an object')
     return Call(value["name"], arguments)

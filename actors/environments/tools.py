@@ -7,17 +7,20 @@ import inspect
 import json
 import os
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
-from types import NoneType, UnionType
-from typing import Any, Literal, NamedTuple, Self, Union, get_args, get_origin
+from typing import Any, Literal, NamedTuple, Self, cast
 
-from pydantic import Field, model_validator
+from pydantic import Field, TypeAdapter, ValidationError, model_validator
+from pydantic.json_schema import GenerateJsonSchema
+from pydantic_core import ArgsKwargs
 
 from actors.environments.protocol import Message, Turn
 from actors.environments.single_turn import opening
 from actors.environments.tool_calls import Call, Style, Unreadable, find_calls
-from actors.errors import EnvironmentFailed
+from actors.errors import EnvironmentFailed, RolloutFailed, ServiceAway, ServiceLost
+from actors.outages import ask, outage
 from actors.sandbox.sandbox import Sandbox, check_code_execution
 from actors.shipped import TOOLS
 from headway.errors import InputError
@@ -25,12 +28,6 @@ from headway.options import parse_options
 from headway.recipe_section import Section
 from headway.user_code import call, shown
 from queues.records import Prompt
-
-TYPES = {
-    int: "integer", float: "number", bool: "boolean", list: "array", dict: "object",
-    NoneType: "null",
-}  # fmt: skip
-"""JSON's names of Python's types; everything else is a string."""
 
 _CONCURRENT = threading.BoundedSemaphore(2 * (os.cpu_count() or 1))
 """Sandboxes that one actor runs at once; more would only share the same cores."""
@@ -73,9 +70,11 @@ class ToolOptions(Section):
 class Tool(NamedTuple):
     """A function that calls may name."""
 
-    function: Callable[..., Any]
     description: dict[str, Any]
-    """As JSON schema; a call may have only the arguments in it."""
+    """As JSON schema."""
+    binding: TypeAdapter[Any]
+    """Reads the arguments of a call, `ArgsKwargs`, by the types of the parameters, and returns the
+    function with them."""
 
 
 class Tools:
@@ -117,9 +116,11 @@ class Tools:
 
     async def _reply(self, written: Call | Unreadable) -> tuple[str, bool]:
         """Run a call; return the reply, and True if it succeeded."""
+        name = getattr(written, "name", None) or next(iter(self._tools))
         try:
-            text, succeeded = str(await self._run(written)), True
-        except (InputError, EnvironmentFailed):
+            outcome = await ask(f"tool {name!r}", partial(self._run, written), RolloutFailed)
+            text, succeeded = str(outcome), True
+        except (InputError, EnvironmentFailed, ServiceAway, ServiceLost):
             raise
         except Exception as error:  # noqa: BLE001  (shown to the policy, which may try again)
             text, succeeded = f"error: {_said(error)}", False
@@ -133,16 +134,37 @@ class Tools:
         name = next(iter(self._tools)) if written.name is None else written.name
         if name not in self._tools:
             raise ValueError(f"no tool {name!r}; there are {', '.join(self._tools)}")
-        tool = self._tools[name]
-        if isinstance(written.arguments, str):
-            return await call(tool.function, written.arguments)
-        inspect.signature(tool.function).bind(**written.arguments)
-        known = tool.description["function"]["parameters"]["properties"]
-        if unknown := sorted(written.arguments.keys() - known.keys()):
-            raise ValueError(
-                f"{name} has no argument {', '.join(unknown)}; it has {', '.join(known) or 'none'}"
-            )
-        return await call(partial(tool.function, **written.arguments))
+        tool, given = self._tools[name], written.arguments
+        arguments = ArgsKwargs((given,)) if isinstance(given, str) else ArgsKwargs((), given)
+        try:
+            function = tool.binding.validate_python(arguments)
+        except ValidationError as error:
+            known = tool.description["function"]["parameters"]["properties"]
+            raise ValueError(_problem(name, known, error)) from None
+        return await _called(function, given)
+
+
+async def _called(function: Callable[[], Any], given: Any) -> Any:
+    """Return what a tool returns; ServiceAway if its service is away, but for an address given."""
+    try:
+        return await call(function)
+    except Exception as error:
+        away = outage(error)
+        if away and (isinstance(error, ServiceAway) or "://" not in str(given)):
+            raise away from error
+        raise
+
+
+def _problem(name: str, known: Iterable[str], error: ValidationError) -> str:
+    """Say what is wrong with the arguments of a call, in one line for the policy."""
+    problems = error.errors(include_url=False)
+    problem = min(problems, key=lambda each: not each["type"].startswith("missing"))
+    where = ".".join(map(str, problem["loc"]))
+    if problem["type"].startswith("missing") and len(problem["loc"]) == 1:
+        return f"missing a required argument: {where!r}"
+    if problem["type"] == "unexpected_keyword_argument":
+        return f"{name} has no argument {where}; it has {', '.join(known) or 'none'}"
+    return f"argument {where}: {problem['msg']}"
 
 
 def _said(error: Exception) -> str:
@@ -186,43 +208,70 @@ def _load(path: str, options: ToolOptions, code_execution: str) -> tuple[str, To
         check_code_execution('actors.environment_options.tools: "python"', code_execution)
         function = partial(function, seconds=options.python_seconds, folders=options.python_folders)
     try:
-        return name, Tool(function, _describe(name, function))
+        return name, _tool(name, function)
     except Exception as error:
+        problem = _said(error).partition("\n")[0].partition(". ")[0].rstrip(".")
         raise InputError(
-            f"actors.environment_options.tools: {path!r} cannot be described to the policy: {error}"
+            f"actors.environment_options.tools: {path!r} cannot be described to the policy: "
+            f"{problem}; it needs parameters with types that JSON has"
         ) from error
 
 
-def _describe(name: str, tool: Callable[..., Any]) -> dict[str, Any]:
-    """Describe a tool as JSON schema, from its signature and the first line of its docstring."""
-    function = tool.func if isinstance(tool, partial) else tool
-    bound = tool.keywords if isinstance(tool, partial) else {}
-    parameters = {
-        n: p
-        for n, p in inspect.signature(function, eval_str=True).parameters.items()
-        if n not in bound and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)
+class _PlainSchema(GenerateJsonSchema):
+    """A JSON schema without a title for each parameter."""
+
+    ignored_warning_kinds = {"skipped-choice", "non-serializable-default"}  # noqa: RUF012
+
+    def field_title_should_be_set(self, schema: Any) -> bool:
+        return False
+
+
+def _tool(name: str, function: Callable[..., Any]) -> Tool:
+    """Describe a tool by its signature and the first line of its docstring.
+
+    What a `partial` has bound and `*args` are left out: no call may give them.
+    """
+    inner, fixed = function, {}
+    if isinstance(function, partial):
+        inner, fixed = function.func, function.keywords
+    parameters = inspect.signature(function, eval_str=True).parameters.values()
+    known = [p for p in parameters if p.name not in fixed and p.kind != p.VAR_POSITIONAL]
+    positional = [p.name for p in known if p.kind == p.POSITIONAL_ONLY]
+
+    def bind(*given: Any, **named: Any) -> Callable[[], Any]:
+        if lost := fixed.keys() & named.keys():  # of a function with **kwargs
+            raise ValueError(f"{name} has no argument {', '.join(lost)}")
+        return partial(function, *given, *(named.pop(n) for n in positional if n in named), **named)
+
+    bind.__module__ = inner.__module__  # where texts in annotations are looked up
+    bind.__annotations__ = {p.name: p.annotation for p in known if p.annotation is not p.empty}
+    bind.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
+        [p.replace(kind=p.POSITIONAL_OR_KEYWORD) if p.name in positional else p for p in known]
+    )
+    binding: TypeAdapter[Any] = TypeAdapter(cast("Any", bind))
+    schema = binding.json_schema(schema_generator=_PlainSchema)
+    with suppress(RecursionError):  # a type that contains itself stays a reference
+        schema = _inlined(schema, schema.get("$defs", {}))
+    described = {
+        "name": name,
+        "description": (inspect.getdoc(inner) or "").partition("\n")[0],
+        "parameters": schema,
     }
+    return Tool({"type": "function", "function": described}, binding)
+
+
+def _inlined(schema: Any, definitions: Mapping[str, Any]) -> Any:
+    """Return a JSON schema with definitions in the place of references to them."""
+    if isinstance(schema, list):
+        return [_inlined(item, definitions) for item in schema]
+    if not isinstance(schema, dict):
+        return schema
+    referred = definitions.get(schema.get("$ref", "").rpartition("/")[2], {})
     return {
-        "type": "function",
-        "function": {
-            "name": name,
-            "description": (inspect.getdoc(function) or "").partition("\n")[0],
-            "parameters": {
-                "type": "object",
-                "properties": {n: _schema(p.annotation) for n, p in parameters.items()},
-                "required": [n for n, p in parameters.items() if p.default is p.empty],
-            },
-        },
+        key: _inlined(value, definitions)
+        for key, value in {**referred, **schema}.items()
+        if key not in ("$ref", "$defs")
     }
-
-
-def _schema(annotation: Any) -> dict[str, Any]:
-    origin, arguments = get_origin(annotation), get_args(annotation)
-    if origin in (Union, UnionType):
-        return {"anyOf": [_schema(argument) for argument in arguments]}
-    if origin is list:
-        return {"type": "array", "items": _schema(arguments[0])}
-    return {"type": TYPES.get(origin or annotation, "string")}
 
 
 def python(program: str, *, seconds: float, folders: tuple[str, ...] = ()) -> str:

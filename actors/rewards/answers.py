@@ -7,16 +7,9 @@ import re
 from collections import defaultdict, deque
 from fractions import Fraction
 
-from actors.rewards.find_reward import Metadata, Verifier
+from actors.rewards.find_reward import FINISH_REASON, Metadata, Verifier
+from actors.rewards.numbers import last_number, read_number
 from queues.records import FinishReason
-
-NUMBER = re.compile(
-    r"(?<![\w.])[-+]?(?:\d{1,3}(?:,\d{3})+(?![\d])|\d+|(?=\.\d))(?:\.\d+)?(?:[eE][-+]?\d{1,3}(?!\d))?"
-    r"(?:/\d+)?"
-)
-"""A number as people and programs write it: -3, 1,234.5, .5, 6.02e23, 3/4."""
-
-LONGEST = 1000
 
 
 async def exact_match(
@@ -30,8 +23,9 @@ async def last_answer(
     prompt: str, completion: str, answer: str | None, metadata: Metadata
 ) -> float:
     """1 where what follows the last "=" of the completion is the answer; else 0."""
+    gold = required_answer(answer)
     _, separator, last = completion.rpartition("=")
-    return _equal(last, answer, metadata) if separator else 0.0
+    return _equal(last, gold, metadata) if separator else 0.0
 
 
 async def numeric_match(
@@ -45,17 +39,16 @@ async def numeric_match(
 ) -> float:
     """1 where the last number of the completion is the answer's; else 0.
 
-    7, 7.0 and 14/2 are equal. `relative_tolerance` is a share of the answer; the larger one counts.
-    Raises ValueError for a prompt without an answer, or one that holds no number.
+    7, 7.0 and 14/2 are equal; actors/README.md has the grammar of numbers. `relative_tolerance` is
+    a share of the answer; the larger one counts. Raises ValueError for a prompt without an answer,
+    or with one that `read_number` refuses.
     """
-    gold = _last_number(required_answer(answer))
-    if gold is None:
-        raise ValueError(f"numeric_match finds no number in the answer {answer!r}")
-    number = _last_number(completion)
-    if number is None or metadata["finish_reason"] != FinishReason.STOP:
+    gold = read_number(required_answer(answer))
+    number = last_number(completion)
+    if number is None or not _is_ended(metadata):
         return 0.0
-    allowed = max(Fraction(tolerance), Fraction(relative_tolerance) * abs(gold))
-    return float(abs(number - gold) <= allowed)
+    allowed = max(Fraction(tolerance), Fraction(relative_tolerance) * abs(gold.value))
+    return float(number.distance(gold) <= allowed)
 
 
 def similarity(prompt: str, answer: str | None, metadata: Metadata) -> Verifier:
@@ -95,16 +88,6 @@ def edits(one: str, other: str) -> int:
     return distance
 
 
-def _last_number(text: str) -> Fraction | None:
-    last = last_match(NUMBER, text)
-    if last is None or len(last[0]) > LONGEST:
-        return None
-    over, _, under = last[0].replace(",", "").partition("/")
-    if under and not int(under):
-        return None
-    return Fraction(over) / int(under or 1)
-
-
 def last_match(pattern: re.Pattern[str], text: str) -> re.Match[str] | None:
     """Return the last of the matches that do not overlap; None if there is none."""
     last = deque(pattern.finditer(text), maxlen=1)
@@ -113,11 +96,19 @@ def last_match(pattern: re.Pattern[str], text: str) -> re.Match[str] | None:
 
 def _equal(text: str, answer: str | None, metadata: Metadata) -> float:
     right = text.strip() == required_answer(answer).strip()
-    return float(right and metadata["finish_reason"] == FinishReason.STOP)
+    return float(right and _is_ended(metadata))
+
+
+def _is_ended(metadata: Metadata) -> bool:
+    """Return True if the policy ended the completion; a data set may have a `finish_reason` too."""
+    reason: str | None = metadata.get(FINISH_REASON, metadata.get("finish_reason"))
+    return reason == FinishReason.STOP
 
 
 def required_answer(answer: str | None) -> str:
-    """Return the answer of a prompt; raise ValueError if it has none."""
+    """Return the answer of a prompt; raise ValueError if it has none, or an empty one."""
     if answer is None:
         raise ValueError("the prompt has no answer to compare with")
+    if not answer.strip():
+        raise ValueError("the prompt has an empty answer: no expression or text to compare with")
     return answer

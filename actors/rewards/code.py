@@ -6,14 +6,13 @@ Expected results never enter the sandbox, where a program could read them.
 import ast
 import json
 import math
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
+from actors.rewards.fenced_blocks import read_block
 from actors.rewards.find_reward import Metadata
 from actors.sandbox.sandbox import Sandbox
 
-FENCED = re.compile(r"```(?:python|py)?[ \t]*\n(.*?)```", re.DOTALL)
 CALLER = """
 import contextlib, json, sys
 request = json.load(sys.stdin)
@@ -62,8 +61,8 @@ def code(
 ) -> float:
     """1 where a program of Python's standard library passes its tests; else 0.
 
-    The program is the last fenced block of the completion, or without one the whole of it. `tests`
-    in the metadata is a list of {"stdin": …, "stdout": …}, {"call": "add(1, 2)", "result": 3}, or
+    The program is the block that `read_block` finds for Python, or the whole completion. `tests` in
+    the metadata is a list of {"stdin": …, "stdout": …}, {"call": "add(1, 2)", "result": 3}, or
     texts like "assert add(1, 2) == 3" whose right side is a literal; `share` scores the share that
     passes. `seconds` is the program's time in all tests together; actors.reward_timeout_seconds has
     to cover the start of the sandboxes too, one for all calls and one for each dialogue. Programs
@@ -71,8 +70,7 @@ def code(
 
     Raises ValueError without tests that can be read, and InputError without a sandbox in time.
     """
-    blocks = FENCED.findall(completion)
-    program = blocks[-1] if blocks else completion
+    program = read_block(completion, "python", "py")
     tests = read_tests(metadata.get("tests"))
     passed, remaining = 0, seconds
     for run in _runs(tests):

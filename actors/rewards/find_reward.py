@@ -13,8 +13,9 @@ from headway.user_code import check_call, shown
 RewardFunction = Callable[..., Any]
 """score(prompt, completion, answer, metadata, *, options) -> float | dict, or a coroutine."""
 Metadata = Mapping[str, Any]
-"""The prompt's, with `finish_reason` added: "stop" where the policy ended the completion itself,
-"length" where it was cut off."""
+"""The prompt's, with FINISH_REASON added: "stop" where the policy ended the completion itself,
+"length" where it was cut off. `finish_reason` is the same where the prompt has none of its own."""
+FINISH_REASON = "headway:finish_reason"
 Verifier = Callable[[str], float]
 
 MOST_PARTS, LONGEST_KEY = 64, 200
@@ -52,13 +53,21 @@ def is_finite(value: Any) -> bool:
 def parts_of(name: str, returned: Any) -> dict[str, float]:
     """Name the parts of a score: by the reward's name, or "name/key" for each key of a mapping.
 
-    Raises NoNumber for a value that is not a finite number, and for too many or too long names.
+    Raises NoNumber for a value that is not a finite number, for keys that are one text, such as 1
+    and "1", and for too many or too long names.
     """
     named = {name: returned}
     if isinstance(returned, Mapping) and returned:
         if len(returned) > MOST_PARTS:
             raise NoNumber(f"returned {len(returned)} numbers, must be at most {MOST_PARTS}")
-        named = {f"{name}/{key}": value for key, value in returned.items()}
+        keys: dict[str, Any] = {}
+        for key in returned:
+            if (other := keys.setdefault(f"{name}/{key}", key)) is not key:
+                raise NoNumber(
+                    f"returned numbers for the keys {shown(other)} and {shown(key)}, which would "
+                    "have one name; must be different texts"
+                )
+        named = {full: returned[key] for full, key in keys.items()}
     for key, value in named.items():
         if not is_finite(value):
             raise NoNumber(f"returned {shown(value)} for {shown(key)}, must be a finite number")

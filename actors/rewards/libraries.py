@@ -4,6 +4,7 @@ import ast
 import json
 import logging
 from functools import cache
+from itertools import product
 from typing import Any
 
 from actors.rewards.answers import required_answer
@@ -11,22 +12,26 @@ from actors.rewards.find_reward import Metadata, Verifier
 from actors.sandbox.guarded_parsing import guard_eval, guard_sympy
 
 WARM = (
-    "1/2 + 3", "50\\%", "$\\frac{1}{2}$", "$\\sqrt{2}x^2 + \\pi$", "$\\{1, 2\\}$", "$[0, 1)$",
-    "$x = \\sin(2)$", "$\\begin{pmatrix}1 & 2\\\\3 & 4\\end{pmatrix}$", "$\\boxed{x \\ge 3}$",
+    "1/2 + 3", "50\\%", "\\frac{1}{2}", "\\sqrt{2}x^2 + \\pi", "\\{1, 2\\}", "[0, 1)",
+    "x = \\sin(2)", "\\begin{pmatrix}1 & 2\\\\3 & 4\\end{pmatrix}", "x \\ge 3", "x + y = 2",
 )  # fmt: skip
 """Expressions that fill the caches of math-verify before a completion is read."""
 
 
 def math_verify(prompt: str, answer: str | None, metadata: Metadata) -> Verifier:
-    """1 where the last expression of the completion equals the answer, which needs one; else 0."""
-    from math_verify import parse, verify
+    """1 where the answer that the completion gives equals the prompt's; else 0.
 
-    gold = parse(required_answer(answer), parsing_timeout=None)
-    if not gold:
-        raise ValueError(f"math-verify finds no expression in the answer {answer!r}")
-    return lambda completion: float(
-        verify(gold, parse(completion, parsing_timeout=None), timeout_seconds=None)
-    )
+    Raises ValueError for an answer without one meaning.
+    """
+    from actors.rewards.math_answers import gold_in, is_right, read
+
+    text = required_answer(answer)
+    try:
+        gold = read(gold_in(text))
+    except Exception as error:  # the grammar raises many kinds
+        raise ValueError(f"math_verify cannot score the answer {text!r}: {error}") from error
+
+    return lambda completion: float(is_right(gold, completion))
 
 
 def reasoning_gym(prompt: str, answer: str | None, metadata: Metadata) -> Verifier:
@@ -57,13 +62,13 @@ def preload(name: str, metadata: Metadata) -> str:
 
 @cache
 def _warm_math_verify() -> None:
-    from math_verify import parse, verify
+    from actors.rewards.math_answers import equal, read
 
     guard_sympy()
     logging.getLogger("math_verify").setLevel(logging.ERROR)  # it warns that it sets no deadline
-    for text in WARM:
-        expression = parse(text, parsing_timeout=None)
-        verify(expression, expression, timeout_seconds=None)
+    answers = [read(text) for text in WARM]
+    for gold, answer in product(answers, answers):
+        equal(gold, answer)
 
 
 def _task_of(metadata: Metadata) -> Any:

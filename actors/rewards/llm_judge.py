@@ -6,7 +6,6 @@ a judge that cannot be reached does not count against the completion.
 
 import asyncio
 import json
-import math
 import os
 import random
 import re
@@ -18,6 +17,7 @@ from pydantic import Field, PrivateAttr, field_validator
 
 from actors.bounded_http import Answer, BadAnswer, NoAnswer, ask
 from actors.errors import RewardFailed, RewardModelLost
+from actors.outages import is_transient, seconds_asked
 from actors.rewards.find_reward import Metadata
 from headway.clean_text import register, without_secrets
 from headway.recipe_section import Section
@@ -43,8 +43,6 @@ ONE_NUMBER = r"""(?ix) \A
 """
 OWN_FIELDS = frozenset({"model", "messages", "temperature", "max_tokens"})
 """Fields of a request that other options set."""
-TRANSIENT = frozenset({408, 409, 425, 429, 500, 502, 503, 504})
-"""HTTP statuses after which another attempt may succeed."""
 LONGEST_WAIT = 30.0
 LARGEST_ANSWER = 4 << 20
 """Bytes of an answer of the server, its reasoning included."""
@@ -84,7 +82,8 @@ class LlmJudge(Section):
     at_once: int = Field(default=16, ge=1)
     """Most concurrent calls of this actor."""
     max_calls: int | None = None
-    """Budget of this process; a restarted actor begins a new one. None has no end."""
+    """Budget of this process, of calls that are answered; a restarted actor begins a new one. None
+    has no end."""
     key_variable: str = "OPENAI_API_KEY"
     """Environment variable with the key, where the server wants one."""
 
@@ -164,6 +163,7 @@ class LlmJudge(Section):
                         client, url, json=body, seconds=self.seconds, most_bytes=LARGEST_ANSWER
                     )
             except NoAnswer as error:
+                self._calls -= 1
                 lost = RewardModelLost(f"{self.url} does not answer: {error}")
                 raise _TryAgain(lost) from None
             except BadAnswer as error:
@@ -172,8 +172,9 @@ class LlmJudge(Section):
 
     def _content(self, answer: Answer) -> str:
         answered = f"{self.url} answered {answer.status}: {answer.text[:200]!r}"
-        if answer.status in TRANSIENT:
-            raise _TryAgain(RewardModelLost(answered), _seconds(answer.headers.get("retry-after")))
+        if is_transient(answer.status):
+            pause = seconds_asked(answer.headers.get("retry-after"))
+            raise _TryAgain(RewardModelLost(answered, pause), pause)
         if not 200 <= answer.status < 300:
             raise RewardFailed(answered)
         try:
@@ -217,12 +218,3 @@ class _TryAgain(Exception):
 
     def __init__(self, failure: RewardFailed | RewardModelLost, after: float = 0.0) -> None:
         self.failure, self.after = failure, after
-
-
-def _seconds(header: str | None) -> float:
-    """Parse the seconds of `Retry-After`; a date counts as 0, and so does what is no number."""
-    try:
-        seconds = float(header or 0)
-    except ValueError:
-        return 0.0
-    return seconds if math.isfinite(seconds) else 0.0

@@ -7,10 +7,9 @@ from functools import lru_cache
 from typing import Any, NoReturn
 
 from actors.errors import RewardFailed
-from actors.rewards.answers import last_match
+from actors.rewards.answers import last_match, required_answer
+from actors.rewards.fenced_blocks import read_block
 from actors.rewards.find_reward import Metadata, Verifier
-
-FENCED = re.compile(r"```(?:json)?[ \t]*\n(.*?)```", re.DOTALL)
 
 
 def regex(prompt: str, answer: str | None, metadata: Metadata, *, pattern: str) -> Verifier:
@@ -22,9 +21,7 @@ def regex(prompt: str, answer: str | None, metadata: Metadata, *, pattern: str) 
     """
     compiled = re.compile(pattern, re.DOTALL)
     compares = "answer" in compiled.groupindex
-    if compares and answer is None:
-        raise ValueError("the prompt has no answer to compare with the group `answer`")
-    gold = (answer or "").strip()
+    gold = required_answer(answer).strip() if compares else ""
 
     def verify(completion: str) -> float:
         last = last_match(compiled, completion)
@@ -64,11 +61,12 @@ def json_schema(
     *,
     schema: Mapping[str, Any] | bool | None = None,
 ) -> Verifier:
-    """1 where the completion, or its last fenced block if it has any, is JSON and valid; else 0.
+    """1 where the completion, or its fenced block if it has any, is JSON and valid; else 0.
 
-    The schema is the option, or else that of the metadata: draft 2020-12 unless `$schema` names
-    another, without references to other documents (RewardFailed, by the verifier). NaN and
-    infinities are not JSON. Raises ValueError without a valid schema.
+    Of several blocks `read_block` finds the one that counts. The schema is the option, or else that
+    of the metadata: draft 2020-12 unless `$schema` names another, without references to other
+    documents (RewardFailed, by the verifier). NaN and infinities are not JSON. Raises ValueError
+    without a valid schema.
     """
     from referencing.exceptions import Unresolvable
 
@@ -78,9 +76,9 @@ def json_schema(
     validator = _validator(json.dumps(wanted))
 
     def verify(completion: str) -> float:
-        blocks = FENCED.findall(completion)
         try:
-            value = json.loads(blocks[-1] if blocks else completion, parse_constant=_refuse)
+            block = read_block(completion, "json", "jsonc")
+            value = json.loads(block, parse_constant=_refuse)
             return float(validator.is_valid(value))
         except Unresolvable as error:  # the schema's fault
             raise RewardFailed(f"cannot be used: {error}") from None

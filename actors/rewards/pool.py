@@ -8,6 +8,9 @@ A call past its deadline ends with its process, which is replaced. If the proces
 share blocks or dies, all of them are called again, each in a process to itself. A call that takes
 longer than `SLOW_SECONDS` gives its slot to the next one, until `MOST` times the usual number of
 processes run.
+
+A call whose process is killed from outside, as the kernel does where memory is short, is repeated
+after each of `PAUSES`, and fails if it is killed at the last time too.
 """
 
 import asyncio
@@ -15,12 +18,19 @@ import json
 import logging
 import os
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mapping, Sequence
 from contextlib import ExitStack, asynccontextmanager
 from typing import Any
 
-from actors.errors import RewardFailed
-from actors.rewards.process import ProcessEnded, RewardProcess, Unanswered, scrubbed
+from actors.errors import RewardFailed, ServiceAway
+from actors.rewards.process import (
+    ProcessEnded,
+    ProcessKilled,
+    RewardProcess,
+    Unanswered,
+    scrubbed,
+    since,
+)
 from headway.clean_text import register
 from headway.output_limits import RateLimit
 from headway.user_code import describe_error
@@ -33,6 +43,8 @@ LOAD_SECONDS = 60.0
 """Deadline of a process to start and to import a reward, apart from that of its calls."""
 GRACE_SECONDS = 1.0
 """Time for a process to confirm that a coroutine was cancelled."""
+PAUSES = (0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 30.0)
+"""Seconds before a call is repeated whose process was killed from outside."""
 SHARED = 256
 """Most coroutines that wait in one process at once."""
 VERIFIER_BYTES = 1 << 30
@@ -40,6 +52,7 @@ VERIFIER_BYTES = 1 << 30
 ONE_THREAD = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
 """Variables of a process that forks: numpy's threads would not survive it."""
 Parts = dict[str, float]
+Work = Callable[[dict[str, Any], float], Coroutine[Any, Any, Parts]]
 
 
 class RewardPool:
@@ -90,26 +103,42 @@ class RewardPool:
 
         `reward` is its name and options, `arguments` are JSON values, `timeout` counts seconds from
         the start of the function, and a `coroutine` may share a process with other calls. Raises
-        RewardFailed if it raised, returned no finite numbers, took too long or too much memory, or
-        ended its process, or no process could be started for it.
+        RewardFailed if it raised, returned no finite numbers, took too long or too much memory,
+        ended its process, was killed again and again, or no process could be started for it;
+        ServiceAway as `outage` decides.
         """
         message = {"call": reward, "arguments": list(arguments)}
         work = self._in_shared if coroutine else self._alone
-        return await self._finish(work(message, timeout))
+        return await self._finish(work, message, timeout)
 
     async def verify(
         self, reward: tuple[str, dict[str, Any]], arguments: Sequence[Any], *, timeout: float
     ) -> Parts:
         """Call a verifier as `call` does, in the sandbox; a completion that breaks it scores 0."""
         message = {"call": reward, "arguments": list(arguments), "seconds": timeout}
-        return await self._finish(self._verify(message, timeout))
+        return await self._finish(self._verify, message, timeout)
 
-    async def _finish(self, work: Awaitable[Parts]) -> Parts:
-        task = asyncio.ensure_future(work)
+    async def _finish(self, work: Work, message: dict[str, Any], timeout: float) -> Parts:
+        task = asyncio.ensure_future(self._unkilled(work, message, timeout))
         self._calls.add(task)
         task.add_done_callback(self._calls.discard)
         task.add_done_callback(lambda done: done.cancelled() or done.exception())  # retrieved
         return await asyncio.shield(task)
+
+    async def _unkilled(self, work: Work, message: dict[str, Any], timeout: float) -> Parts:
+        """Do the work of a call, and again where its process is killed from outside."""
+        pauses = iter(PAUSES)
+        while True:
+            try:
+                return await work(message, timeout)
+            except ProcessKilled as error:
+                if (pause := next(pauses, None)) is None:
+                    raise RewardFailed(f"{error}; so did {len(PAUSES)} calls before") from None
+                name = message["call"][0]
+                LOG.warning("reward %r %s; it is called again in %g s", name, error, pause)
+                await asyncio.sleep(pause)
+            except ProcessEnded as error:
+                raise RewardFailed(str(error)) from None
 
     def close(self) -> None:
         """End all processes; running calls fail."""
@@ -131,6 +160,8 @@ class RewardPool:
 
     async def _alone(self, message: dict[str, Any], timeout: float) -> Parts:
         async with self._slot() as slot:
+            for process in [process for process in self._idle if process.ended.is_set()]:
+                self._drop(process)
             process = self._idle.pop() if self._idle else self._start()
             healthy = False
             try:
@@ -141,8 +172,6 @@ class RewardPool:
                 return self._parts(answer)
             except Unanswered:
                 raise RewardFailed(f"took longer than {timeout:g} s") from None
-            except ProcessEnded as error:
-                raise RewardFailed(str(error)) from None
             finally:
                 if healthy and len(self._idle) < self._processes and process in self.alive:
                     self._idle.append(process)
@@ -164,9 +193,11 @@ class RewardPool:
             except Unanswered:
                 self._drop(process)
                 raise RewardFailed(f"gave no answer within {timeout + LOAD_SECONDS:g} s") from None
-            except ProcessEnded as error:
+            except ProcessEnded:
                 self._drop(process)
-                raise RewardFailed(f"has lost the process of verifiers: it {error}") from None
+                raise
+            if answer.get("killed"):
+                raise ProcessKilled(f"{answer['error']}; {since(process.kills)}")
             if "note" in answer:
                 self._note(message["call"][0], answer["note"])
             return self._parts(answer)
@@ -219,7 +250,10 @@ class RewardPool:
         if "error" in answer:
             limit = f" (actors.reward_memory_gib = {self._memory / 2**30:g})"
             about = limit if answer.get("memory") else ""
-            raise RewardFailed(answer["error"] + about + answer.get("where", ""))
+            text = answer["error"] + about + answer.get("where", "")
+            if "away" in answer:
+                raise ServiceAway(text, retry_after=answer["away"])
+            raise RewardFailed(text)
         parts: Parts = answer["parts"]
         return parts
 

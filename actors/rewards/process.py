@@ -8,6 +8,7 @@ import itertools
 import json
 import os
 import queue
+import re
 import signal
 import subprocess
 import sys
@@ -15,6 +16,7 @@ import threading
 import weakref
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 from headway.clean_text import is_secret, without_secrets
@@ -24,11 +26,13 @@ VARIABLES = """
 PATH HOME USER LOGNAME SHELL LANG LANGUAGE TZ TMPDIR LD_LIBRARY_PATH VIRTUAL_ENV CONDA_PREFIX
 HF_HOME HF_HUB_CACHE HF_HUB_OFFLINE HF_DATASETS_OFFLINE TRANSFORMERS_OFFLINE XDG_CACHE_HOME
 CUDA_VISIBLE_DEVICES CUDA_HOME SSL_CERT_FILE SSL_CERT_DIR REQUESTS_CA_BUNDLE NLTK_DATA
-OMP_NUM_THREADS OPENBLAS_NUM_THREADS MKL_NUM_THREADS TOKENIZERS_PARALLELISM
+PYTHONUTF8 OMP_NUM_THREADS OPENBLAS_NUM_THREADS MKL_NUM_THREADS TOKENIZERS_PARALLELISM
 """
 """Variables that a process gets, besides LC_…, HEADWAY_… and those that a recipe names."""
 LONGEST_ANSWER = 1 << 20
 """Most bytes of an answer."""
+FROM_OUTSIDE = -signal.SIGKILL, -signal.SIGTERM
+"""Exit codes of a process that somebody else has killed, such as the kernel for its memory."""
 
 
 def scrubbed(environment: Mapping[str, str], names: Iterable[str] = ()) -> dict[str, str]:
@@ -45,8 +49,29 @@ class ProcessEnded(Exception):
     """The process ended before it answered; the message names its exit code or signal."""
 
 
+class ProcessKilled(ProcessEnded):
+    """The process was killed from outside; the message has what the kernel says of memory."""
+
+
 class Unanswered(Exception):
     """The process did not answer within the deadline."""
+
+
+def since(kills: int) -> str:
+    """Say how many processes the kernel has ended for lack of memory since it had ended `kills`."""
+    count = memory_kills() - kills
+    return f"processes that the kernel has ended for lack of memory since it began: {count}"
+
+
+def memory_kills(statistics: Path = Path("/proc/vmstat")) -> int:
+    """Return how many processes of the machine the kernel has ended for lack of memory, if known.
+
+    0 where it does not count them.
+    """
+    with suppress(OSError):
+        if count := re.search(r"(?m)^oom_kill (\d+)$", statistics.read_text(encoding="utf-8")):
+            return int(count[1])
+    return 0
 
 
 class RewardProcess:
@@ -69,6 +94,8 @@ class RewardProcess:
     ) -> None:
         path = os.pathsep.join(folder or "." for folder in sys.path)
         given = str(memory_bytes), str(os.getpid()), ",".join(map(str, sorted(cores)))
+        self.kills = memory_kills()
+        """Processes that the kernel had ended for lack of memory when it was started."""
         self._popen = subprocess.Popen(
             [sys.executable, "-m", f"actors.rewards.{module}", *given, *arguments],
             stdin=subprocess.PIPE,
@@ -85,11 +112,11 @@ class RewardProcess:
         self.loaded: set[str] = set()
         """Rewards that it has loaded; updated by the caller."""
         self.ended = threading.Event()
-        self._finalizer = weakref.finalize(self, _end, self._popen, self._outbox)
+        self._finalizer = weakref.finalize(self, _end, self._popen, self._outbox, self._pending)
         popen = self._popen
         calls = (
             (_write, (popen, self._outbox)),
-            (_read, (popen, self._pending, self.ended)),
+            (_read, (popen, self._pending, self.ended, self.kills)),
             (_forward, (popen, output_limit)),
         )
         threads = [threading.Thread(target=work, args=args, daemon=True) for work, args in calls]
@@ -121,7 +148,7 @@ class RewardProcess:
         self._pending[number] = future
         if self.ended.is_set():
             self._pending.pop(number, None)
-            raise ProcessEnded(_how(self._popen))
+            raise _ending(self._popen, self.kills)
         try:
             self._send({**message, "id": number})
             done, _ = await asyncio.wait([future], timeout=timeout)
@@ -169,6 +196,7 @@ def _read(
     popen: subprocess.Popen[bytes],
     pending: dict[int, asyncio.Future[dict[str, Any]]],
     ended: threading.Event,
+    kills: int,
 ) -> None:
     assert popen.stdout is not None
     broken = False
@@ -183,9 +211,8 @@ def _read(
         _kill(popen)
     popen.wait()
     ended.set()
-    how = "wrote to the channel of its process" if broken else _how(popen)
-    for future in list(pending.values()):
-        _resolve(future, ProcessEnded(how))
+    wrote = ProcessEnded("wrote to the channel of its process")
+    _fail(pending, wrote if broken else _ending(popen, kills))
 
 
 def _answer(line: bytes) -> dict[str, Any] | None:
@@ -213,8 +240,18 @@ def _resolve(future: asyncio.Future[dict[str, Any]], result: dict[str, Any] | Ex
         future.get_loop().call_soon_threadsafe(resolve)
 
 
-def _end(popen: subprocess.Popen[bytes], outbox: queue.SimpleQueue[bytes | None]) -> None:
+def _fail(pending: Mapping[int, asyncio.Future[dict[str, Any]]], error: Exception) -> None:
+    for future in list(pending.values()):
+        _resolve(future, error)
+
+
+def _end(
+    popen: subprocess.Popen[bytes],
+    outbox: queue.SimpleQueue[bytes | None],
+    pending: Mapping[int, asyncio.Future[dict[str, Any]]],
+) -> None:
     outbox.put(None)
+    _fail(pending, ProcessEnded("lost its process, which was replaced"))  # not by others
     _kill(popen)
     popen.wait()
 
@@ -224,8 +261,12 @@ def _kill(popen: subprocess.Popen[bytes]) -> None:
         os.killpg(popen.pid, signal.SIGKILL)
 
 
-def _how(popen: subprocess.Popen[bytes]) -> str:
+def _ending(popen: subprocess.Popen[bytes], kills: int) -> ProcessEnded:
+    """Return the error of a process that has ended; `kills` are `memory_kills` at its start."""
     code = popen.returncode
-    if code is not None and code < 0:
-        return f"ended its process ({signal.Signals(-code).name})"
-    return f"ended its process (exit code {code})"
+    if code is None or code >= 0:
+        return ProcessEnded(f"ended its process (exit code {code})")
+    name = signal.Signals(-code).name
+    if code not in FROM_OUTSIDE:
+        return ProcessEnded(f"ended its process ({name})")
+    return ProcessKilled(f"lost its process, killed from outside ({name}); {since(kills)}")

@@ -1,22 +1,27 @@
 """The program of a reward process, which calls rewards; `server` has its messages.
 
-Coroutines run concurrently, plain functions one after the other. It isolates failures, not attacks.
+Coroutines run concurrently in one event loop, plain functions one after the other in the main
+thread without one, as in a script of the user's. It isolates failures, not attacks.
 Where the kernel allows it, the rewards run in a PID namespace: they see no other process, and what
 they have started ends with them.
 
     started process ─▶ init (pid 1: waits, and ends the rest) ─▶ the server
 """
 
+import asyncio
 import inspect
 import os
 import resource
 import signal
+from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
 from actors.rewards.find_reward import parts_of
 from actors.rewards.server import Server, serve
 from actors.sandbox import linux
+from headway.user_code import is_coroutine
 
 SIGNALLED = 128
 """Added to the number of the signal that ended the server, in the exit code of init."""
@@ -29,12 +34,40 @@ class RewardServer(Server):
     def __init__(self, memory_bytes: int, out: int) -> None:
         resource.setrlimit(resource.RLIMIT_DATA, (memory_bytes, memory_bytes))
         super().__init__(memory_bytes, out)
+        self._own_loop = asyncio.new_event_loop()
 
     async def call(self, message: dict[str, Any]) -> dict[str, Any]:
-        """Return the parts of a score."""
+        """Return the parts of the score of a coroutine function."""
         name, options = message["call"]
-        score = self.load(name, options)(*message["arguments"])
-        return {"parts": parts_of(name, await score if inspect.isawaitable(score) else score)}
+        return {"parts": parts_of(name, await self.load(name, options)(*message["arguments"]))}
+
+    def plain(self, message: dict[str, Any]) -> Callable[[], dict[str, Any]] | None:
+        """Return what calls a plain function; None for a coroutine function."""
+        name, options = message["call"]
+        reward, arguments = self.load(name, options), message["arguments"]
+        if is_coroutine(reward):
+            return None
+        return lambda: {"parts": parts_of(name, self._returned(partial(reward, *arguments)))}
+
+    def _returned(self, function: Callable[[], Any]) -> Any:
+        """Call a plain function, and undo what it does to its process that the next would notice.
+
+        `asyncio.get_event_loop` gives it a loop of its own, in which an awaitable that it returns
+        is awaited.
+        """
+        if self._own_loop.is_closed():
+            self._own_loop = asyncio.new_event_loop()
+        asyncio.set_event_loop(self._own_loop)
+        folder = os.open(".", os.O_PATH)
+        try:
+            score = function()
+            if inspect.isawaitable(score):
+                return self._own_loop.run_until_complete(score)
+            return score
+        finally:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            os.fchdir(folder)
+            os.close(folder)
 
 
 def enter_namespace() -> None:
@@ -51,8 +84,9 @@ def enter_namespace() -> None:
     init = os.fork()
     if init:
         code = linux.wait_as_init(init)
-        if code > SIGNALLED:
-            signal.signal(code - SIGNALLED, signal.SIG_DFL)
+        if code - SIGNALLED in signal.valid_signals():
+            with suppress(OSError):  # nothing handles SIGKILL
+                signal.signal(code - SIGNALLED, signal.SIG_DFL)
             os.kill(os.getpid(), code - SIGNALLED)
         os._exit(code)
     linux.end_with_parent()

@@ -11,9 +11,11 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, Literal, NamedTuple
 
-from actors.errors import RewardFailed, RewardModelLost
+from actors.errors import Excused, RewardFailed, RewardModelLost
+from actors.outages import ask
 from actors.rewards.code import read_tests
 from actors.rewards.find_reward import (
+    FINISH_REASON,
     Metadata,
     NoNumber,
     RewardFunction,
@@ -61,7 +63,7 @@ async def call_here(
         async with asyncio.timeout(timeout) as deadline:
             return parts_of(name, await function(*arguments))
     except RewardModelLost as error:
-        raise RewardModelLost(f"has no score: {error}") from error
+        raise RewardModelLost(f"has no score: {error}", error.retry_after) from error
     except NoNumber as error:
         raise RewardFailed(str(error)) from None
     except RewardFailed:
@@ -87,16 +89,18 @@ class Rewards:
     ) -> Score:
         """Score one completion with every reward; errors name the reward and the prompt.
 
-        Raises RewardFailed if one gave no finite number, RewardModelLost as `call_here`.
+        Raises RewardFailed if one gave no finite number, and Excused by no fault of the completion,
+        as ServiceAway outside of a rollout, which would wait (`ask`).
         """
-        metadata = {**prompt.metadata, "finish_reason": str(finish_reason)}
+        reason = str(finish_reason)
+        metadata = {"finish_reason": reason, **prompt.metadata, FINISH_REASON: reason}
         arguments = (prompt.text, completion, prompt.answer, metadata)
         total = 0.0
         parts: dict[str, float] = {}
         for name, reward in self._rewards.items():
             try:
-                own_parts = await reward(arguments)
-            except (RewardFailed, RewardModelLost) as error:
+                own_parts = await ask(f"reward {name!r}", partial(reward, arguments), RewardFailed)
+            except (RewardFailed, Excused) as error:
                 subject = f"reward {name!r} of prompt {prompt.prompt_id!r}"
                 raise type(error)(f"{subject} {error}") from error.__cause__
             total += self._weights.get(name, 1.0) * sum(own_parts.values())
@@ -159,10 +163,11 @@ def check_scorable(names: Sequence[str], prompts: Iterable[Prompt]) -> None:
     """Raise InputError if prompts lack what the shipped rewards need: an answer, entry or tests."""
     compare = [name for name in REWARDS if name in names and REWARDS[name].traits.needs_answer]
     for prompt in prompts:
-        if compare and prompt.answer is None:
+        if compare and not (prompt.answer or "").strip():
             raise InputError(
                 f"actors.reward = {compare[0]!r} compares with the answer of a prompt, and prompt "
-                f"{prompt.prompt_id!r} has none; give answers, or a reward that needs none"
+                f"{prompt.prompt_id!r} has {'none' if prompt.answer is None else 'an empty one'}; "
+                "give answers, or a reward that needs none"
             )
         if "reasoning_gym" in names and "entry" not in prompt.metadata:
             raise InputError(

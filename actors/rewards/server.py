@@ -17,8 +17,10 @@ import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Any, BinaryIO
+from functools import partial
+from typing import Any, BinaryIO, NoReturn
 
+from actors.outages import outage
 from actors.rewards.find_reward import NoNumber, RewardFunction, find_reward
 from actors.sandbox.linux import end_with_parent
 from headway.errors import InputError
@@ -29,21 +31,26 @@ LONGEST_MESSAGE = 1 << 30
 
 
 class Server(ABC):
-    """Answers messages concurrently, as far as calls wait.
+    """Answers messages concurrently, as far as calls wait; no loop runs while others are answered.
 
     `memory_bytes` limits the private memory of this process or of what it forks; answers are
     written to the descriptor `out`.
     """
 
     def __init__(self, memory_bytes: int, out: int) -> None:
-        self.memory_bytes, self._out = memory_bytes, out
+        self.memory_bytes, self._out, self._pid = memory_bytes, out, os.getpid()
         self.rewards: dict[str, RewardFunction] = {}
         """By `json.dumps([name, options])`."""
+        self._loop = asyncio.new_event_loop()
         self._running: dict[int, asyncio.Task[None]] = {}
 
     @abstractmethod
     async def call(self, message: dict[str, Any]) -> dict[str, Any]:
-        """Return the answer to a call; an error of the reward may be raised."""
+        """Return the answer to a call that waits; an error of the reward may be raised."""
+
+    def plain(self, message: dict[str, Any]) -> Callable[[], dict[str, Any]] | None:
+        """Return a function that answers a call without a running loop; None if `call` does."""
+        return None
 
     def load(self, name: str, options: dict[str, Any]) -> RewardFunction:
         """Return the function of a reward, bound to its options."""
@@ -52,36 +59,74 @@ class Server(ABC):
             self.rewards[key] = find_reward(name, options)
         return self.rewards[key]
 
-    def take(self, message: dict[str, Any]) -> None:
-        """Start the work of one message."""
-        if "cancel" in message:
-            task = self._running.get(message["cancel"])
-            if task is not None:
-                task.cancel()
-            return
-        number = message["id"]
-        task = self._running[number] = asyncio.ensure_future(self._serve(message))
+    def run(self, messages: BinaryIO) -> NoReturn:
+        """Answer messages until their end, then end the process."""
+        reader = asyncio.StreamReader(limit=LONGEST_MESSAGE, loop=self._loop)
+        protocol = asyncio.StreamReaderProtocol(reader, loop=self._loop)
+        self._loop.run_until_complete(self._loop.connect_read_pipe(lambda: protocol, messages))
+        while blocking := self._loop.run_until_complete(self._next_blocking(reader)):
+            number, work = blocking
+            try:
+                answer = work()
+            except BaseException as error:  # noqa: BLE001  (SystemExit too: the caller gets it)
+                answer = self._failure(error)
+            self._answer(number, answer)
+        os._exit(0)
+
+    async def _next_blocking(
+        self, reader: asyncio.StreamReader
+    ) -> tuple[int, Callable[[], dict[str, Any]]] | None:
+        """Start calls that wait until a message comes whose work does not; None at their end."""
+        async for line in reader:
+            message = json.loads(line)
+            if "cancel" in message:
+                if (task := self._running.get(message["cancel"])) is not None:
+                    task.cancel()
+            elif "load" in message:
+                return message["id"], partial(self._load, message["load"])
+            elif (work := self.plain(message)) is not None:
+                return message["id"], work
+            else:
+                self._start(message["id"], message)
+        return None
+
+    def _load(self, reward: tuple[str, dict[str, Any]]) -> dict[str, Any]:
+        self.load(*reward)
+        return {}
+
+    def _start(self, number: int, message: dict[str, Any]) -> None:
+        task = self._running[number] = self._loop.create_task(self._wait(number, message))
         task.add_done_callback(lambda _: self._running.pop(number))
 
-    async def _serve(self, message: dict[str, Any]) -> None:
-        answer: dict[str, Any] = {}
+    async def _wait(self, number: int, message: dict[str, Any]) -> None:
         try:
-            if "load" in message:
-                self.load(*message["load"])
-            else:
-                answer = await self.call(message)
+            answer = await self.call(message)
         except asyncio.CancelledError:
             answer = {"error": "was cancelled"}
-        except NoNumber as error:
-            answer = {"error": str(error)}
-        except InputError as error:
-            answer = {"error": f"cannot be used: {error}"}
-        except MemoryError as error:
-            answer = {"error": describe_error(error), "memory": True}
-        except BaseException as error:  # noqa: BLE001  (SystemExit too: the caller gets it)
-            answer = {"error": describe_error(error), "where": where_raised(error)}
+        except BaseException as error:  # noqa: BLE001
+            answer = self._failure(error)
+        self._answer(number, answer)
+
+    def _failure(self, error: BaseException) -> dict[str, Any]:
+        """Return the answer to a call that raised; a child that the reward forked raises it."""
+        if os.getpid() != self._pid:
+            raise error
+        if isinstance(error, NoNumber):
+            return {"error": str(error)}
+        if isinstance(error, InputError):
+            return {"error": f"cannot be used: {error}"}
+        if isinstance(error, MemoryError):
+            return {"error": describe_error(error), "memory": True}
+        answer: dict[str, Any] = {"error": describe_error(error), "where": where_raised(error)}
+        if away := outage(error):
+            answer["away"] = away.retry_after
+        return answer
+
+    def _answer(self, number: int, answer: dict[str, Any]) -> None:
+        if os.getpid() != self._pid:  # a child that the reward forked has returned: it ends
+            os._exit(0)
         try:
-            write_line(self._out, {"id": message["id"], "resident": resident_bytes(), **answer})
+            write_line(self._out, {"id": number, "resident": resident_bytes(), **answer})
         except OSError:  # the reward has closed it: the call fails, and the process is replaced
             os._exit(1)
 
@@ -110,16 +155,8 @@ def serve(
     with open(os.dup(0), "rb") as messages, open(os.devnull, "rb") as null:
         os.dup2(null.fileno(), 0)
         os.dup2(2, 1)
-        asyncio.run(_take_all(make_server(memory, out), messages))
-
-
-async def _take_all(server: Server, messages: BinaryIO) -> None:
-    reader = asyncio.StreamReader(limit=LONGEST_MESSAGE)
-    protocol = asyncio.StreamReaderProtocol(reader)
-    await asyncio.get_running_loop().connect_read_pipe(lambda: protocol, messages)
-    async for line in reader:
-        server.take(json.loads(line))
-    os._exit(0)
+        sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
+        make_server(memory, out).run(messages)
 
 
 def write_line(descriptor: int, value: dict[str, Any]) -> None:

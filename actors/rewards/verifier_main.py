@@ -37,7 +37,7 @@ MOST_IDLE = 16
 MOST_IMPORTS = 16
 """Most times that a call is repeated because a library wants to import a part of itself."""
 NOT_IMPORTED = ("antigravity", "idlelib", "test", "this", "tkinter", "turtle", "turtledemo")
-KILLED = "was killed, perhaps for lack of memory on the machine"
+KILLED = "lost the child that read it, killed from outside (SIGKILL)"
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,7 +205,7 @@ class VerifierServer(Server):
         problem = str(outcome.result.get("error") or outcome.ended or "gave no score")
         if outcome.ready and outcome.ended != KILLED and not outcome.result.get("failed"):
             return {"parts": {name: 0.0}, "note": problem}
-        return {"error": problem}
+        return {"error": problem, "killed": outcome.ended == KILLED}
 
     def _import(self, names: Any) -> bool:
         """Import what a library lacked, as far as it is loaded here; True if anything was."""

@@ -6,6 +6,8 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from actors.outages import Outages
+
 
 class Occupancy:
     """Integrates the number of running rollouts over time; `clock` returns seconds."""
@@ -73,6 +75,8 @@ class ActorStatistics:
         self.groups: Counter[str] = Counter()
         """Groups by their result."""
         self.occupancy = Occupancy()
+        self.outages: Outages | None = None
+        """Services that its rollouts wait for; None while it loads."""
         self.metrics: str | None = None
         """Address of the metrics of this process, as host:port."""
 
@@ -88,6 +92,7 @@ class ActorStatistics:
             "tokens_generated": self.tokens,
             "rollouts": self.rollouts,
             "groups": dict(self.groups),
+            "outages": self.outages.reports() if self.outages else [],
             "running_rollouts": occupancy.running,
             "mean_running_rollouts": occupancy.mean_running,
             "serving_seconds": occupancy.serving_seconds,

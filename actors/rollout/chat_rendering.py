@@ -6,27 +6,36 @@ tokens are never rendered again: a conversation grows by the ids of new messages
 
 import inspect
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from functools import cached_property
 from typing import Any, Literal
 
+from actors.config import ActorsConfig
 from actors.environments.protocol import Message
 from actors.errors import PromptRefused
-from actors.foreign_text import surrogate
+from actors.rollout.control_tokens import ControlTokens
+from actors.rollout.text_encoding import before_texts, encode
 from headway.errors import InputError
 
 PLACEHOLDER = "\ue000"
 """Stands for a message of the policy when the template renders what follows it."""
 PASSED_ON = {"tools", "documents"}
 """Parameters of `apply_chat_template` that templates read; the others are no template options."""
+USER, POLICY = Message("user", "-"), Message("assistant", PLACEHOLDER)
 
 
 class Renderer:
     """Renders conversations with a tokenizer of transformers.
 
-    With a chat template, a text has the special tokens that the template writes and no others.
-    Without one, the contents of the messages are concatenated, after the tokens that the tokenizer
-    itself puts before a text, such as BOS. `chat_template` and `options` are actors.chat_template
-    and actors.chat_template_options; those that do not fit the tokenizer raise InputError.
+    With a chat template, a prompt has the control tokens that the template writes and no others:
+    texts of such tokens in messages are encoded as text. Without one, the contents of the messages
+    are concatenated, after the tokens that the tokenizer itself puts before a text, such as BOS;
+    with `chat_template` false, special tokens in prompts stand for themselves. A message of the
+    assistant at the end of a prompt is one that the policy goes on with. The arguments are
+    actors.chat_template, chat_template_options and skip_special_tokens; those that do not fit the
+    tokenizer raise InputError.
     """
 
     def __init__(
@@ -34,6 +43,8 @@ class Renderer:
         tokenizer: Any,
         chat_template: bool | Literal["auto"] = "auto",
         options: Mapping[str, Any] | None = None,
+        *,
+        skip_special_tokens: bool = False,
     ) -> None:
         has_template = tokenizer.chat_template is not None
         if chat_template is True and not has_template:
@@ -43,23 +54,24 @@ class Renderer:
             )
         self.tokenizer = tokenizer
         self.templated = has_template and chat_template is not False
+        self._as_written = chat_template is False
         self._options = dict(options or {})
         self._check_options()
         self._before_texts = before_texts(tokenizer)
-        self._adds_space = _after_newline(tokenizer, "0") != _encode(tokenizer, "0")
+        self.control = ControlTokens(tokenizer, self._sample)
+        self.hidden = self.control.special if skip_special_tokens else self.control.named
+        """Special tokens that decoding leaves out."""
         self._last: tuple[tuple[Message, ...], list[int]] = ((), [])
         """Prompt and ids of the last call: every rollout of a group renders the same prompt."""
 
     def prompt(self, messages: Sequence[Message]) -> list[int]:
-        """Return the ids of messages that begin a conversation; raise PromptRefused as `encode`."""
+        """Return the ids of messages that begin a conversation; raise PromptRefused as `encoded`.
+
+        The template must be able to go on with a message of the assistant at their end.
+        """
         key = tuple(messages)
         if key != self._last[0]:
-            if self.templated:
-                ids = encode(self.tokenizer, self.written(key, reply=True))
-            else:
-                ids = encode(self.tokenizer, _joined(key))
-                before = self._before_texts
-                ids = ids if before and ids[: len(before)] == before else [*before, *ids]
+            ids = self.encoded(self._opened, key) if self.templated else self._joined_prompt(key)
             self._last = key, ids
         return [*self._last[1]]
 
@@ -71,23 +83,96 @@ class Renderer:
         appended, and PromptRefused for a role that it refuses or a character without a token.
         """
         if not self.templated:
-            return self.following(_joined(messages))
-        ids = encode(self.tokenizer, self._after_reply(messages, reply=True))
+            joined = Message("user", _joined(messages))  # whole: a token may be in two of them
+            return self.encoded(_joined, [joined], follows=True)
+        ids = self.encoded(lambda written: self._after_reply(written, reply=True), messages)
         return ids[1:] if ids[:1] == [last] else ids
+
+    def encoded(
+        self,
+        write: Callable[[Sequence[Message]], str],
+        messages: Sequence[Message],
+        *,
+        follows: bool = False,
+    ) -> list[int]:
+        """Encode what `write` makes of messages, in which only the template has control tokens.
+
+        Raises PromptRefused for a character without a token, or where the template changes a
+        message that has the text of a control token, so that the two cannot be told apart.
+        """
+        control, last = self.control, len(messages) - 1
+        text = write(messages)
+        ids = encode(self.tokenizer, text, follows=follows)
+        if not any(control.forms_token(message.content) for message in messages):
+            return ids
+        guarded = [
+            replace(m, content=control.guard(m.content, own=n == last and m.role == "assistant"))
+            for n, m in enumerate(messages)
+        ]
+        parted = write(guarded)
+        if control.found(ids) == control.written(parted):
+            return ids
+        if control.unguard(parted) != text:
+            raise PromptRefused(
+                f"the chat template changes messages with control tokens in their text, so that "
+                f"these cannot be told from its own; leave them out of {text[-200:]!r}"
+            )
+        return control.encode(parted, follows=follows)
 
     def turn_end(self) -> str:
         """Return what the chat template writes after the last message of the policy."""
         return self._after_reply([], reply=False) if self.templated else ""
 
-    def following(self, text: str) -> list[int]:
-        """Return the ids of a text that stands after other text, without a space put before it."""
-        ids = encode(self.tokenizer, text)
-        return _after_newline(self.tokenizer, text) if self._adds_space else ids
+    @cached_property
+    def turn_end_ids(self) -> tuple[int, ...]:
+        """The token that ends a message of the policy in the chat template; empty without one."""
+        try:
+            return (*self.control.written(self.turn_end())[:1],)
+        except (InputError, PromptRefused):  # of use for single turns all the same
+            return ()
 
-    def text(self, token_ids: Sequence[int]) -> str:
-        """Decode a message of the policy, without end-of-sequence and other special tokens."""
+    @cached_property
+    def generation_prompt(self) -> tuple[str, str] | None:
+        """Text that it writes for the policy, and text that only earlier messages begin with.
+
+        None where those begin otherwise, so that no message can be written after it.
+        """
+        if not self.templated:
+            return "", ""
+        try:
+            prompt = self.written([USER], reply=True)
+            header = self.written([USER, POLICY, USER], reply=False).partition(PLACEHOLDER)[0]
+        except PromptRefused:
+            return None
+        if prompt.startswith(header):
+            return prompt.removeprefix(header), ""
+        return ("", header.removeprefix(prompt)) if header.startswith(prompt) else None
+
+    def begun(self, messages: Sequence[Message]) -> str:
+        """Return the text that the policy's message after these ones has already begun with."""
+        if messages and messages[-1].role == "assistant":
+            return messages[-1].content
+        opened = self.generation_prompt[0] if self.generation_prompt else ""
+        return opened if opened.strip() and not _is_closed(opened) else ""
+
+    def following(self, text: str) -> list[int]:
+        """Return the ids of what the policy says: special tokens in it stand for themselves."""
+        return encode(self.tokenizer, text, follows=True)
+
+    def text(self, token_ids: Sequence[int], before: Sequence[int] = ()) -> str:
+        """Decode a message of the policy, or what follows the tokens `before`.
+
+        Tokens with a name, such as those of end of sequence and padding, are left out, and all
+        special ones with actors.skip_special_tokens.
+        """
+        hidden = {*self.hidden.values()}
+        before, ids = ([i for i in part if i not in hidden] for part in (before, token_ids))
+        start = len(self._decode(before)) if before else 0
+        return self._decode([*before, *ids])[start:]
+
+    def _decode(self, token_ids: Sequence[int]) -> str:
         text: str = self.tokenizer.decode(
-            list(token_ids), skip_special_tokens=True, clean_up_tokenization_spaces=False
+            list(token_ids), skip_special_tokens=False, clean_up_tokenization_spaces=False
         )
         return text
 
@@ -105,11 +190,46 @@ class Renderer:
             ) from error
         return text
 
+    def _opened(self, messages: Sequence[Message]) -> str:
+        """Write messages up to where the policy speaks, perhaps in a message that has begun."""
+        if not messages or messages[-1].role != "assistant":
+            return self.written(messages, reply=True)
+        *others, begun = messages
+        text = self.written(others, reply=True)
+        if self.generation_prompt is None:
+            raise PromptRefused(
+                "the last message is the assistant's, and the chat template does not write "
+                "messages after its generation prompt, so that the policy cannot go on with it; "
+                "end the prompt with a message of another role"
+            )
+        opened, lacking = self.generation_prompt
+        if not _is_closed(opened) or begun.content.startswith(opened.split()[0]):
+            text = text.removesuffix(opened)
+        return text + lacking + begun.content
+
+    def _joined_prompt(self, messages: Sequence[Message]) -> list[int]:
+        before, text = self._before_texts, _joined(messages)
+        ids = encode(self.tokenizer, text)
+        ids = ids if before and ids[: len(before)] == before else [*before, *ids]
+        if self._as_written or not self.control.found(ids[len(before) :]):
+            return ids
+        text = text.removeprefix(self._decode(before))
+        return [*before, *self.control.encode(self.control.guard(text))]
+
+    def _sample(self) -> str:
+        """Write conversations of harmless messages, as far as the template takes their roles."""
+        texts = []
+        for role in ("user", "tool") if self.templated else ():
+            with suppress(PromptRefused):
+                texts.append(self.written([USER, POLICY, Message(role, "-")], reply=False))
+        return "".join(texts)
+
     def _after_reply(self, messages: Sequence[Message], *, reply: bool) -> str:
         """Return what the template writes after a message of the policy that others follow."""
-        user, policy = Message("user", "-"), Message("assistant", PLACEHOLDER)
-        before = self.written([user], reply=False)
-        whole = self.written([user, policy, *messages], reply=reply)
+        before = self.written([USER], reply=False)
+        conversation = [USER, POLICY, *messages]
+        goes_on = reply and messages
+        whole = self._opened(conversation) if goes_on else self.written(conversation, reply=reply)
         expected = 1 + sum(message.content.count(PLACEHOLDER) for message in messages)
         if not whole.startswith(before) or whole.count(PLACEHOLDER) != expected:
             raise InputError(
@@ -143,47 +263,20 @@ def read_by(tokenizer: Any, options: Mapping[str, Any]) -> dict[str, Any]:
     return {k: v for k, v in options.items() if any(re.search(rf"\b{k}\b", t) for t in texts)}
 
 
+def renderer_for(tokenizer: Any, config: ActorsConfig) -> Renderer:
+    """Return the renderer of a recipe's prompts; raise InputError as it does."""
+    return Renderer(
+        tokenizer,
+        config.chat_template,
+        config.chat_template_options,
+        skip_special_tokens=config.skip_special_tokens,
+    )
+
+
+def _is_closed(opened: str) -> bool:
+    """Return True for text of the generation prompt that is a whole, as an empty thought is."""
+    return re.search(r"</\w+>\s*$", opened) is not None
+
+
 def _joined(messages: Sequence[Message]) -> str:
     return "".join(message.content for message in messages)
-
-
-def encode(tokenizer: Any, text: str) -> list[int]:
-    """Encode a text without special tokens; raise PromptRefused for a character without a token.
-
-    Lone surrogates have none anywhere. A tokenizer with a separate token for unknown characters has
-    one for every other character.
-    """
-    if problem := surrogate(text):
-        raise PromptRefused(f"the text has {problem}, which no tokenizer takes: {text[:80]!a}")
-    ids = _encode(tokenizer, text)
-    unknown = tokenizer.unk_token_id
-    if unknown is not None and unknown == tokenizer.pad_token_id and unknown in ids:
-        character = next((c for c in text if unknown in _encode(tokenizer, c)), None)
-        if character is not None:
-            raise PromptRefused(
-                f"the tokenizer has no token for {character!r} in {text[:80]!r}, and would write "
-                "it as padding; leave it out, or add it to model.tiny.characters of a tiny model"
-            )
-    return ids
-
-
-def before_texts(tokenizer: Any) -> list[int]:
-    """Return the special tokens that a tokenizer itself puts before a text, such as BOS."""
-    text = "0" if _encode(tokenizer, "0") else tokenizer.eos_token  # some have no token for digits
-    plain, full = _encode(tokenizer, text), list(tokenizer.encode(text, add_special_tokens=True))
-    for start in range(len(full) - len(plain) + 1):
-        if plain and full[start : start + len(plain)] == plain:
-            return full[:start]
-    return []
-
-
-def _encode(tokenizer: Any, text: str) -> list[int]:
-    ids: list[int] = tokenizer.encode(text, add_special_tokens=False)
-    return ids
-
-
-def _after_newline(tokenizer: Any, text: str) -> list[int]:
-    """Encode a text as after a line break, which keeps a tokenizer from putting a space before."""
-    before, whole = _encode(tokenizer, "\n"), _encode(tokenizer, f"\n{text}")
-    merged = whole[: len(before)] != before
-    return _encode(tokenizer, text) if merged else whole[len(before) :]

@@ -14,8 +14,9 @@ from collections.abc import Sequence
 
 from actors.environments.protocol import Message
 from actors.errors import PromptRefused
-from actors.rollout.chat_rendering import Renderer, encode
+from actors.rollout.chat_rendering import Renderer
 from actors.rollout.stops import Stops
+from actors.rollout.text_encoding import encode
 from headway.errors import InputError
 
 Tokens = tuple[list[int], list[bool]]
@@ -33,7 +34,8 @@ class DemonstrationRenderer:
         self, renderer: Renderer, stops: Stops, *, end_ids: Sequence[int], eos: int
     ) -> None:
         self._renderer = renderer
-        self._stops = Stops(renderer, stops.strings, (*stops.ids, *end_ids))
+        ids = (*stops.ids, *end_ids, *renderer.turn_end_ids)
+        self._stops = Stops(renderer, stops.strings, ids)
         try:
             written = encode(renderer.tokenizer, renderer.turn_end())
         except (InputError, PromptRefused):  # of use for pairs all the same
@@ -104,13 +106,25 @@ def judged(renderer: Renderer, messages: Sequence[Message], completion: str) -> 
     """Return the ids of a prompt and its completion, closed, as a reward model reads them.
 
     They begin with those of the prompt in a rollout, unless the template writes the answer
-    otherwise.
+    otherwise. A message of the assistant that ends the prompt is the beginning of the completion.
     """
+    *before, begun = messages
+    if begun.role == "assistant":
+        messages = before
+        completion = begun.content + completion.removeprefix(begun.content)
+    answer = Message("assistant", completion)
+    prompt = renderer.prompt(messages)
     if not renderer.templated:
-        eos = renderer.tokenizer.eos_token_id
-        return [*renderer.prompt(messages), *renderer.following(completion), eos]
-    before = renderer.written(messages, reply=True)
-    whole = renderer.written([*messages, Message("assistant", completion)], reply=False)
-    if not whole.startswith(before):
-        return encode(renderer.tokenizer, whole)
-    return [*renderer.prompt(messages), *renderer.following(whole[len(before) :])]
+        ids = renderer.encoded(lambda written: written[0].content, [answer], follows=True)
+        return [*prompt, *ids, renderer.tokenizer.eos_token_id]
+
+    def whole(written: Sequence[Message]) -> str:
+        return renderer.written(written, reply=False)
+
+    def closing(written: Sequence[Message]) -> str:
+        return whole(written).removeprefix(renderer.written(written[:-1], reply=True))
+
+    conversation = [*messages, answer]
+    if closing(conversation) == whole(conversation):
+        return renderer.encoded(whole, conversation)
+    return [*prompt, *renderer.encoded(closing, conversation, follows=True)]

@@ -8,7 +8,6 @@ A rollout whose engine is interrupted ends as `aborted`, with the tokens that it
 turn any engine can continue it; later turns depend on the environment.
 """
 
-import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
@@ -17,7 +16,16 @@ from typing import Any
 from actors.config import ActorsConfig
 from actors.engines.protocol import Generation, RolloutEngine, SamplingParameters
 from actors.environments.protocol import Environment, Message
-from actors.errors import EngineDied, EngineStale, PromptRefused, RolloutFailed, RolloutTimeout
+from actors.errors import (
+    AnswerLate,
+    EngineDied,
+    EngineStale,
+    EnvironmentFailed,
+    PromptRefused,
+    RolloutFailed,
+    RolloutTimeout,
+)
+from actors.outages import Outages, outage, timeout, waits_on_network
 from actors.rewards.rewards import Rewards
 from actors.rewards.shaping import shaping_parts
 from actors.rollout.chat_rendering import Renderer
@@ -31,6 +39,8 @@ from queues.records import FinishReason, Lease, Purpose, Rollout, TurnReward
 
 LONGEST_TOKEN = 200
 """Characters of a token at most, for an answer of an environment to be tokenised at all."""
+LONGEST_CHARACTER = 8
+"""Tokens before a reply that are decoded with it, where they are of the same message."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -48,25 +58,38 @@ class EpisodeRunner:
     max_model_len: int
     """Longest rollout in tokens."""
     stops: Stops = field(init=False)
+    outages: Outages = field(init=False)
 
     def __post_init__(self) -> None:
+        self.outages = Outages(self.config.outage_seconds)
         self.stops = load_stops(self.renderer, self.config.stop, include=self.config.include_stop)
 
     async def run(self, lease: Lease, sample_index: int, saved: Rollout | None = None) -> Rollout:
         """Sample and score one rollout of a group; `saved` was interrupted in its first turn.
 
         The result is `aborted` and without a reward where the engine was interrupted in the first
-        turn. Raises RolloutFailed, whose subclass gives the reason, and EngineDied.
+        turn. Where answers to the policy took too long, it has the reward `actors.on_timeout`, if
+        that is a number. Raises RolloutFailed, whose subclass gives the reason, EngineDied, and
+        ServiceLost.
         """
+        seconds, score = self.config.rollout_timeout_seconds, self.config.on_timeout
         try:
-            async with asyncio.timeout(self.config.rollout_timeout_seconds) as deadline:
-                return await Episode(self, lease, sample_index, saved).play()
+            async with timeout(seconds, self.outages) as deadline:
+                episode = Episode(self, lease, sample_index, saved)
+                return await episode.play()
+        except AnswerLate as late:
+            if score == "fail":
+                raise EnvironmentFailed(str(late)) from late
+            return episode.timed_out(score)
         except TimeoutError as error:
             if not deadline.expired():
                 raise
+            by_policy = 2 * episode.conversation.answering_seconds > seconds
+            if score != "fail" and by_policy and not (outage(error) or waits_on_network()):
+                return episode.timed_out(score)
             raise RolloutTimeout(
                 f"rollout {sample_index} of prompt {lease.prompt.prompt_id!r} took longer than "
-                f"{self.config.rollout_timeout_seconds:g} s"
+                f"{seconds:g} s"
             ) from error
 
 
@@ -79,11 +102,13 @@ class Episode:
         self._runner, self._config, self._lease = runner, runner.config, lease
         self._sample_index, self._saved = sample_index, saved
         self._created_at = saved.created_at if saved else datetime.fromtimestamp(clock.now(), UTC)
-        self._conversation = Conversation(runner.new_environment, runner.config, lease.prompt)
+        self.conversation = Conversation(runner.new_environment, runner.config, lease.prompt)
         self._transcript = Transcript()
         self._prompt_length = 0
         self._turns = 0
         self._turn_rewards: list[TurnReward] = []
+        self._begun = ""
+        """Text that the policy's present message begins with, and that was not sampled."""
         self._reply = ""
         """The last message of the policy."""
         self._left_out = 0
@@ -91,13 +116,25 @@ class Episode:
 
     async def play(self) -> Rollout:
         """Take turns until the rollout ends, and score it unless it was interrupted."""
-        self._open(await self._conversation.begin())
+        messages = await self.conversation.begin()
+        self._open(messages)
+        self._begun = self._runner.renderer.begun(messages)
         finish_reason = None
         while finish_reason is None:
             finish_reason = await self._turn()
         if finish_reason is FinishReason.ABORTED:
             return self._unscored()
         return await self._scored(finish_reason)
+
+    def timed_out(self, score: float) -> Rollout:
+        """Return the rollout so far, with the score of one that took too long."""
+        return replace(
+            self._unscored(),
+            reward=score,
+            reward_parts={"timeout": score},
+            finish_reason=FinishReason.TIMEOUT,
+            turns=self._turns,
+        )
 
     def _open(self, messages: Sequence[Message]) -> None:
         """Begin with the ids of the prompt, or with what was saved."""
@@ -122,13 +159,18 @@ class Episode:
         generation = await self._generate()
         transcript.sample(generation)
         finish_reason = generation.finish_reason
-        if (length := stops.find(transcript.token_ids[began:])) is not None:
+        length = stops.find(transcript.token_ids[began:])
+        if length is not None:
             transcript.cut(began + length)
             finish_reason = FinishReason.STOP
         if finish_reason is FinishReason.ABORTED:
             return finish_reason
-        self._reply = stops.text(transcript.token_ids[began:])
-        turn = await self._conversation.step(self._reply)
+        self._reply = self._begun + stops.text(
+            transcript.token_ids[began:],
+            before=transcript.token_ids[:began][-LONGEST_CHARACTER:] if self._begun else (),
+            ended=length is None and finish_reason is FinishReason.STOP,
+        )
+        turn = await self.conversation.step(self._reply)
         if turn.reward is not None:
             last_token = len(transcript.token_ids) - 1
             self._turn_rewards.append(TurnReward(last_token, float(turn.reward)))
@@ -150,6 +192,7 @@ class Episode:
             self._left_out = len(ids)
             return False
         self._transcript.inject(ids)
+        self._begun = self._runner.renderer.begun(messages)
         return True
 
     def _rendered(self, render: Callable[..., list[int]], *arguments: Any) -> list[int]:

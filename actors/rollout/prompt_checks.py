@@ -1,15 +1,19 @@
 """Checks that prompts fit a model's vocabulary and context, before an engine is started."""
 
+import logging
 from collections.abc import Iterable
 
 from actors.config import ActorsConfig
-from actors.engines.model_folder import context_length, load_tokenizer, vocabulary_size
+from actors.engines.model_folder import context_length, end_ids, load_tokenizer, vocabulary_size
 from actors.environments.load_environment import shipped_opening
 from actors.errors import PromptRefused
-from actors.rollout.chat_rendering import Renderer
+from actors.rollout.chat_rendering import renderer_for
 from actors.rollout.stops import load_stops
+from actors.rollout.template_notes import end_notes, marker_notes, prompt_notes
 from headway.errors import InputError
 from queues.records import Prompt
+
+LOG = logging.getLogger("headway.prompts")
 
 
 def check_fit(model_path: str, config: ActorsConfig, prompts: Iterable[Prompt]) -> None:
@@ -17,6 +21,7 @@ def check_fit(model_path: str, config: ActorsConfig, prompts: Iterable[Prompt]) 
 
     Raises InputError for a tokenizer that is missing or does not fit the model, a stop or an option
     of the chat template that it lacks, and a prompt that is too long or has an unknown character.
+    Warns of what the chat template leaves out, and of markers that are never seen.
     """
     tokenizer = load_tokenizer(model_path)
     size = vocabulary_size(model_path)
@@ -32,14 +37,13 @@ def check_fit(model_path: str, config: ActorsConfig, prompts: Iterable[Prompt]) 
             f"actors.max_new_tokens = {config.max_new_tokens} must be below the context of "
             f"{model_path!r}, {context} tokens: the prompt needs space too"
         )
-    renderer = Renderer(tokenizer, config.chat_template, config.chat_template_options)
-    load_stops(renderer, config.stop)
+    renderer = renderer_for(tokenizer, config)
+    stops = load_stops(renderer, config.stop)
     begin = shipped_opening(config)
-    if begin is None:
-        return
-    for prompt in prompts:
+    openings = [(prompt, begin(prompt)) for prompt in prompts] if begin else []
+    for prompt, messages in openings:
         try:
-            length = len(renderer.prompt(begin(prompt)))
+            length = len(renderer.prompt(messages))
         except PromptRefused as error:
             raise InputError(f"prompt {prompt.prompt_id!r}: {error}") from None
         if not 1 <= length < context:
@@ -50,3 +54,9 @@ def check_fit(model_path: str, config: ActorsConfig, prompts: Iterable[Prompt]) 
                 f"prompt {prompt.prompt_id!r} has {length} tokens, must have from 1 to "
                 f"{context - 1}, one less than {limit}"
             )
+    roles = {message.role for _, messages in openings for message in messages}
+    ends = end_ids(model_path, tokenizer)
+    for note in (*prompt_notes(renderer, roles), *end_notes(renderer, stops, ends)):
+        LOG.warning("the chat template of %s %s", model_path, note)
+    for note in marker_notes(renderer, stops, config):
+        LOG.warning("the marker %s", note)

@@ -2,7 +2,7 @@
 
     first weights ─▶ lease for as many rollouts as there is capacity ─▶ one task a group:
                                                                   its rollouts at once ─▶ put
-                                                                        └─ one failed ──▶ fail
+                                                  one failed: save the others ─▶ fail
     every few seconds: heartbeat of all groups held ─▶ abort those that are no longer ours
                        rollouts that have finished before the others of their group ─▶ save
 
@@ -17,7 +17,7 @@ from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import KW_ONLY, dataclass, replace
 
-from actors.errors import RolloutFailed, root_error
+from actors.errors import Excused, RolloutFailed, root_error
 from actors.rollout.actor_statistics import ActorStatistics
 from actors.rollout.partial_group import PartialGroup
 from headway.errors import HeadwayError, InputError
@@ -235,24 +235,42 @@ class RolloutWorker:
             await self.work.save(self._engine_id, partial.encode())
 
     async def _sample(self, lease: Lease, partial: PartialGroup) -> list[Rollout]:
-        """Return all rollouts of a group, with the baseline last if any was interrupted."""
+        """Return all rollouts of a group, with the baseline last if any was interrupted.
+
+        If some fail, the others are saved when they have ended, so that only those are sampled
+        again, and the first failure that counts as an attempt is raised.
+        """
         greedy = replace(lease, temperature=0.0)
         try:
             async with asyncio.TaskGroup() as episodes:
                 tasks = [
                     episodes.create_task(
-                        self._episode(lease if index < lease.group_size else greedy, index, partial)
+                        self._outcome(lease if index < lease.group_size else greedy, index, partial)
                     )
                     for index in range(lease.capacity)
                 ]
         except BaseExceptionGroup as errors:
             raise root_error(errors) from errors
-        rollouts = [task.result() for task in tasks]
+        outcomes = [task.result() for task in tasks]
+        failures = [outcome for outcome in outcomes if isinstance(outcome, RolloutFailed)]
+        if failures:
+            if partial.changed and lease.purpose is Purpose.TRAIN:
+                await self.work.save(self._engine_id, partial.encode())
+            raise min(failures, key=lambda failure: isinstance(failure, Excused))
+        rollouts = [outcome for outcome in outcomes if isinstance(outcome, Rollout)]
         interrupted = any(rollout.finish_reason is FinishReason.ABORTED for rollout in rollouts)
         if interrupted or not lease.greedy_baseline:
             return rollouts
         *group, baseline = rollouts
         return [replace(rollout, baseline_reward=baseline.reward) for rollout in group]
+
+    async def _outcome(
+        self, lease: Lease, index: int, partial: PartialGroup
+    ) -> Rollout | RolloutFailed:
+        try:
+            return await self._episode(lease, index, partial)
+        except RolloutFailed as failure:
+            return failure
 
     async def _episode(self, lease: Lease, index: int, partial: PartialGroup) -> Rollout:
         saved = partial.get(index)

@@ -1,4 +1,6 @@
-"""The stops of `actors.stop`: where a message of the policy ends before its end-of-sequence token.
+"""Where a message of the policy ends before an end-of-sequence token of the model.
+
+That is at the stops of `actors.stop`, and at the token that ends messages in the chat template.
 
 Engines stop by them to save work, and each rollout is cut by them once more, so that a stop counts
 wherever it lies: within a token, or in tokens of which some were sampled before an interruption.
@@ -22,7 +24,7 @@ class Stops:
     include: bool = False
     """Leave the stop in the text of a message."""
     hidden: dict[int, str] = field(default_factory=dict)
-    """Texts of the special tokens among `ids`, which decoding leaves out."""
+    """Texts of the special tokens of `actors.stop` among `ids`."""
 
     def find(self, token_ids: Sequence[int]) -> int | None:
         """Return how many tokens of a message end with its first stop; None without a stop."""
@@ -39,14 +41,21 @@ class Stops:
                 lower = middle + 1
         return upper
 
-    def text(self, token_ids: Sequence[int]) -> str:
-        """Decode a message of the policy up to its stop, without special tokens."""
-        by_id = bool(token_ids) and token_ids[-1] in self.ids
-        text = self.renderer.text(token_ids[:-1] if by_id and not self.include else token_ids)
+    def text(
+        self, token_ids: Sequence[int], *, before: Sequence[int] = (), ended: bool = False
+    ) -> str:
+        """Decode a message of the policy up to its stop, or what follows the tokens `before`.
+
+        Of one that the engine `ended` by itself, a special token at its end is left out.
+        """
+        last = token_ids[-1] if token_ids else None
+        by_id = last in self.ids
+        special = (by_id or ended) and last in self.renderer.control.special.values()
+        is_cut = special or (by_id and not self.include)
+        text = self.renderer.text(token_ids[:-1] if is_cut else token_ids, before)
         places = [(text.index(stop), stop) for stop in self.strings if stop in text]
         if not places:
-            end = self.hidden.get(token_ids[-1], "") if by_id and self.include else ""
-            return text + end
+            return text + (self.hidden.get(token_ids[-1], "") if special and self.include else "")
         place, stop = min(places)
         return text[: place + len(stop)] if self.include else text[:place]
 
@@ -58,29 +67,26 @@ class Stops:
 
 
 def load_stops(renderer: Renderer, stop: Sequence[str | int], *, include: bool = False) -> Stops:
-    """Return the stops of `actors.stop`; a string that is one special token stands for its id.
+    """Return the stops of `actors.stop`, and the token that ends turns in the chat template.
 
-    Raises InputError for an id that no token has, or a string that is a special token and more.
+    A string that is one special token stands for its id. Raises InputError for an id that no token
+    has, or a string with more than a special token that texts of messages are without.
     """
-    if not stop:
-        return Stops(renderer)
-    tokenizer = renderer.tokenizer
-    special = {
-        token.content: i for i, token in tokenizer.added_tokens_decoder.items() if token.special
-    }
+    special, hidden = renderer.control.special, renderer.hidden
     ids = [special.get(value, value) if isinstance(value, str) else value for value in stop]
-    largest = max(tokenizer.get_vocab().values())
-    if unknown := [value for value in ids if isinstance(value, int) and value > largest]:
+    numbers = tuple(value for value in ids if isinstance(value, int))
+    largest = max(renderer.tokenizer.get_vocab().values()) if numbers else 0
+    if unknown := [number for number in numbers if number > largest]:
         raise InputError(
             f"actors.stop has the id {unknown[0]}, and the tokenizer has ids up to {largest}"
         )
     strings = tuple(value for value in ids if isinstance(value, str))
-    for string, text in itertools.product(strings, special):
+    for string, text in itertools.product(strings, hidden):
         if text in string:
             raise InputError(
                 f"actors.stop has {string!r}, which would never be seen: texts of messages are "
                 f"without special tokens such as {text!r}, which can only be a stop by itself"
             )
-    numbers = tuple(value for value in ids if isinstance(value, int))
-    hidden = {i: text for text, i in special.items() if i in numbers}
-    return Stops(renderer, strings, numbers, include, hidden)
+    named = {i: text for text, i in special.items() if i in numbers}
+    ends = {*renderer.turn_end_ids} - {*numbers, renderer.tokenizer.eos_token_id}
+    return Stops(renderer, strings, (*numbers, *ends), include, named)

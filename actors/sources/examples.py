@@ -14,20 +14,21 @@ from pathlib import Path
 from typing import Any
 
 from actors.environments.protocol import Message
-from actors.foreign_text import unencodable
-from actors.sources.files import SUFFIXES, read_table
+from actors.environments.single_turn import as_messages
+from actors.foreign_text import lost_backslash, texts_of, unencodable
+from actors.sources.files import SUFFIXES, read_table, suffix_of
 from actors.sources.filters import PATIENCE
 from actors.sources.hub_dataset import DatasetChoice, dataset_rows
 from actors.sources.load_source import load_source
+from actors.sources.public_formats import MESSAGES
 from actors.sources.rows import ROLES, Row, plain_text, read_messages
 from headway.errors import InputError
 from headway.options import parse_options
-from headway.user_code import check_call, refuse_unknown_options, shown, where_raised
+from headway.user_code import beside_recipe, check_call, refuse_unknown_options, shown, where_raised
 
 Messages = tuple[Message, ...]
 Example = tuple[str | Messages, ...]
 DATASETS = "datasets:"
-CONVERSATION_FIELD = "messages"
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,13 +51,13 @@ class ExampleKind:
         names = ", ".join(self.fields)
         if isinstance(row, ValueError):
             raise ValueError(f"expected an object with the strings {names}: {shown(row)}")
-        has_messages = isinstance(row, Mapping) and row.get(CONVERSATION_FIELD) is not None
+        has_messages = isinstance(row, Mapping) and row.get(MESSAGES) is not None
         if self.conversations and has_messages:
-            return self.read(row[CONVERSATION_FIELD])
+            return self.read(row[MESSAGES])
         try:
             values = tuple(row[field] for field in self.fields)
         except (KeyError, TypeError) as error:
-            more = f", or with {CONVERSATION_FIELD}" if self.conversations else ""
+            more = f", or with {MESSAGES}" if self.conversations else ""
             raise ValueError(
                 f"expected an object with the strings {names}{more}: {error!r}"
             ) from None
@@ -64,7 +65,8 @@ class ExampleKind:
 
     def read(self, value: Any) -> Example:
         """Return an example, which user code may have made; raise ValueError if it is none."""
-        if problem := unencodable(value):
+        lost = (lost_backslash(text) for text in texts_of(value))
+        if problem := unencodable(value) or next(filter(None, lost), None):
             raise ValueError(f"a text has {problem}")
         if self.conversations and isinstance(value, list):
             return _conversation(value)
@@ -127,8 +129,8 @@ def load_examples(
 
     Args:
         kind: Kind of the examples.
-        name: Path of a file that `read_table` reads, "datasets:NAME", or a prompt source by name or
-            dotted path.
+        name: Path of a file that `read_table` reads, or "files" with it as the option `path`,
+            "datasets:NAME", or a prompt source by name or dotted path.
         options: Keywords of the source's method, or a `DatasetChoice`; a file has none.
         seed: Decides the order.
         heldout: Texts of prompts; examples with one of them are left out.
@@ -136,9 +138,11 @@ def load_examples(
     Raises InputError for a file or source that cannot be read or has no such examples or options,
     and if every prompt is held out; a source may raise it with a later example.
     """
+    if name == "files" and isinstance(options.get("path"), str):
+        name, options = options["path"], {k: v for k, v in options.items() if k != "path"}
     subject = f"{kind.setting} = {name!r}"
     if (rows := _table(kind, name, options)) is not None:
-        examples = [e for e in _read(kind, name, rows) if plain_text(e[0]) not in heldout]
+        examples = [e for e in _read(kind, name, rows) if heldout.isdisjoint(prompts_of(e))]
         if not examples:
             raise InputError(f"{name}: every prompt is held out; give other {kind.method}")
         return _shuffled(examples, seed)
@@ -168,13 +172,23 @@ def load_examples(
     return without(_checked(kind, drawn, subject), heldout, subject)
 
 
+def prompts_of(example: Example) -> Iterator[str]:
+    """Yield the text of the prompt, and in a conversation what comes before each later answer."""
+    prompt, *replies = example
+    yield plain_text(prompt)
+    for reply in replies:
+        for end, message in enumerate(() if isinstance(reply, str) else reply):
+            if message.role == "assistant" and end:
+                yield plain_text((*as_messages(prompt), *reply[:end]))
+
+
 def without(
     examples: Iterator[Example], texts: frozenset[str], origin: str, *, advice: str = ""
 ) -> Iterator[Example]:
     """Yield examples of other prompts; raise InputError if `PATIENCE` in a row were left out."""
     in_a_row = 0
     for example in examples:
-        in_a_row = in_a_row + 1 if plain_text(example[0]) in texts else 0
+        in_a_row = 0 if texts.isdisjoint(prompts_of(example)) else in_a_row + 1
         if not in_a_row:
             yield example
         elif in_a_row == PATIENCE:
@@ -186,9 +200,9 @@ def _table(
 ) -> Iterable[tuple[int, Row]] | None:
     """Return the numbered rows of a file or data set; None for the name of a source."""
     subject = f"{kind.setting} = {name!r}"
-    if Path(name).suffix in SUFFIXES:
+    if suffix_of(Path(name)) in SUFFIXES:
         refuse_unknown_options(subject, options, ())
-        return read_table(Path(name).expanduser(), subject)
+        return read_table(beside_recipe(name), subject)
     if name.startswith(DATASETS):
         choice = parse_options(DatasetChoice, subject, options)
         return dataset_rows(name.removeprefix(DATASETS), choice.split, choice)

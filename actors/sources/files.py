@@ -1,9 +1,14 @@
-"""Prompts from a JSONL, Parquet or Arrow file, by its suffix; JSONL is numbered by lines."""
+"""Prompts from a file: JSON, CSV, Parquet or Arrow, by its suffix, perhaps compressed.
+
+Rows are numbered from 1; those of JSONL by lines.
+"""
 
 import codecs
+import csv
 import json
 from collections.abc import Iterable, Iterator
 from functools import partial
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +16,15 @@ from actors.sources.row_source import RowSource, Table
 from actors.sources.rows import Row, RowOptions
 from headway.errors import InputError
 from headway.options import parse_options
+from headway.user_code import beside_recipe
 
-SUFFIXES = (".jsonl", ".parquet", ".arrow", ".feather", ".ipc")
+ARROW = (".parquet", ".arrow", ".feather", ".ipc")
+CSV = {".csv": ",", ".tsv": "\t"}
+SUFFIXES = (".jsonl", *ARROW, ".json", ".ndjson", *CSV)
+COMPRESSED = {".gz": "gzip", ".zst": "zstd", ".bz2": "bz2"}
+"""Suffixes that may follow those of texts, with Arrow's names of the compressions."""
+LONGEST_FIELD = 2**31 - 1
+"""Most characters of a field of CSV, of which the library allows 131,072."""
 
 
 class FileOptions(RowOptions):
@@ -35,52 +47,123 @@ def file_source(*, options: dict[str, Any], **order: Any) -> RowSource:
 
 
 def _table(name: str) -> Table:
-    path = Path(name).expanduser()
+    path = beside_recipe(name)
     return Table(path.stem, str(path), partial(read_table, path, f"prompt file {name!r}"))
+
+
+def suffix_of(path: Path) -> str:
+    """Return the suffix that says how to read a file: in small letters, not of its compression."""
+    *_, last = ["", *(suffix.lower() for suffix in path.suffixes)]
+    return suffix_of(path.with_suffix("")) if last in COMPRESSED else last
 
 
 def read_table(path: Path, subject: str) -> Iterable[tuple[int, Row]]:
     """Yield numbered rows, or why one is broken; raise InputError for an unreadable file."""
-    if path.suffix in (".jsonl", ".json", ".ndjson", ""):
-        return _json_lines(path, subject)
-    if path.suffix not in SUFFIXES:
-        raise InputError(f"{subject}: must end in {', '.join(SUFFIXES)}")
-    return enumerate(_arrow(path, subject), 1)
+    suffix = suffix_of(path)
+    if suffix not in ("", *SUFFIXES):
+        raise InputError(
+            f"{subject}: must end in {', '.join(SUFFIXES)}, perhaps with {', '.join(COMPRESSED)}"
+        )
+    if suffix in ARROW:
+        return _arrow(path, subject)
+    text = _read(path, subject).removeprefix(codecs.BOM_UTF8)
+    if text.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+        raise InputError(f"{subject} begins with the byte order mark of UTF-16; must be UTF-8")
+    if suffix in CSV:
+        return _csv(text, subject, CSV[suffix])
+    return _json_array(text, subject) if text.lstrip()[:1] == b"[" else _json_lines(text)
 
 
-def _json_lines(path: Path, subject: str) -> Iterator[tuple[int, Row]]:
+def _read(path: Path, subject: str) -> bytes:
+    import pyarrow
+
     try:
-        lines = path.read_bytes().removeprefix(codecs.BOM_UTF8).split(b"\n")
+        if (compression := COMPRESSED.get(path.suffix.lower())) is None:
+            return path.read_bytes()
+        with pyarrow.input_stream(str(path), compression=compression) as file:
+            content: bytes = file.read()
+        return content
     except OSError as error:
         raise InputError(f"{subject} cannot be read: {error}") from error
-    if lines[0].startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
-        raise InputError(f"{subject} begins with the byte order mark of UTF-16; must be UTF-8")
+
+
+def _csv(text: bytes, subject: str, delimiter: str) -> Iterator[tuple[int, Row]]:
+    """Yield rows of texts; an empty field is None."""
+    from actors.sources.arrow_rows import refuse_twice
+
+    csv.field_size_limit(LONGEST_FIELD)
+    number = 0
+    try:
+        lines = csv.reader(StringIO(text.decode(), newline=""), delimiter=delimiter, strict=True)
+        names = next(lines, [])
+        refuse_twice(names, subject)
+        if len(names) == 1 and (wrong := {*";,|\t"} & {*names[0]}):
+            raise InputError(
+                f"{subject}: its fields are separated by {min(wrong)!r}, must be by {delimiter!r}"
+            )
+        for number, fields in enumerate(filter(None, lines), 1):
+            if len(fields) == len(names):
+                yield number, dict(zip(names, (field or None for field in fields), strict=True))
+            else:
+                yield number, ValueError(f"has {len(fields)} fields, the header {len(names)}")
+    except UnicodeDecodeError as error:
+        raise InputError(f"{subject} is not UTF-8: {error}") from None
+    except csv.Error as error:
+        raise InputError(f"{subject} cannot be read after row {number}: {error}") from None
+
+
+def _json_array(text: bytes, subject: str) -> Iterator[tuple[int, Row]]:
+    rows: Any = _json(text)
+    if isinstance(rows, list):
+        yield from enumerate(rows, 1)
+    elif "Extra data" in str(rows):  # lines that begin with [
+        yield from _json_lines(text)
+    else:
+        raise InputError(f"{subject} begins with [ and is no array of JSON: {rows}")
+
+
+def _json_lines(text: bytes) -> Iterator[tuple[int, Row]]:
+    lines = text.split(b"\n")
+    if lines[0].strip() == b"{" and isinstance(row := _json(text), dict):  # over several lines
+        lines = []
+        yield 1, row
     for number, line in enumerate(lines, 1):
         if line.strip():
             yield number, _json(line)
 
 
-def _json(line: bytes) -> Row:
+def _json(text: bytes) -> Row:
     try:
-        row: Row = json.loads(line.decode("utf-8"))
+        row: Row = json.loads(text.decode("utf-8"), object_pairs_hook=_object)
     except UnicodeDecodeError as error:
         return ValueError(f"not UTF-8: {error}")
     except json.JSONDecodeError as error:
-        return ValueError(f"not JSON: {error.msg} at character {error.pos + 1}")
+        mend = r'; a backslash is written twice, as in "\\frac"' if "escape" in error.msg else ""
+        return ValueError(f"not JSON: {error.msg} at character {error.pos + 1}{mend}")
     except (ValueError, RecursionError) as error:
         return ValueError(f"not JSON: {error}")
     return row
 
 
-def _arrow(path: Path, subject: str) -> Iterator[Row]:
+def _object(fields: list[tuple[str, Any]]) -> dict[str, Any]:
+    read = dict(fields)
+    if len(read) < len(fields):
+        names = [name for name, _ in fields]
+        raise ValueError(f"has {next(n for n in names if names.count(n) > 1)!r} twice")
+    return read
+
+
+def _arrow(path: Path, subject: str) -> Iterator[tuple[int, Row]]:
     import pyarrow
     from pyarrow import ipc, parquet
 
+    from actors.sources.arrow_rows import rows_of
+
     try:
-        if path.suffix == ".parquet":
-            table = parquet.read_table(path)
-        else:
-            with pyarrow.memory_map(str(path)) as file:
+        with pyarrow.memory_map(str(path)) as file:
+            if suffix_of(path) == ".parquet":
+                table = parquet.ParquetFile(file).read()
+            else:
                 try:
                     table = ipc.open_file(file).read_all()
                 except pyarrow.ArrowInvalid:
@@ -88,16 +171,4 @@ def _arrow(path: Path, subject: str) -> Iterator[Row]:
                     table = ipc.open_stream(file).read_all()
     except (OSError, UnicodeError, pyarrow.ArrowException) as error:
         raise InputError(f"{subject} cannot be read: {error}") from error
-    for batch in table.to_batches(max_chunksize=1024):
-        try:
-            yield from batch.to_pylist()
-        except UnicodeDecodeError:
-            yield from (_arrow_row(batch.slice(index, 1)) for index in range(batch.num_rows))
-
-
-def _arrow_row(batch: Any) -> Row:
-    try:
-        row: Row = batch.to_pylist()[0]
-    except UnicodeDecodeError as error:
-        return ValueError(f"not UTF-8: {error}")
-    return row
+    yield from enumerate(rows_of(table, subject), 1)

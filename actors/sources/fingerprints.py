@@ -15,7 +15,6 @@ import logging
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
-from pathlib import Path
 from typing import Any, Literal
 
 import xxhash
@@ -25,6 +24,7 @@ from actors.foreign_text import surrogate
 from actors.sources.protocol import PromptSource, RestartableSource
 from headway.errors import InputError
 from headway.folder_checksums import checksum_of
+from headway.user_code import beside_recipe
 from queues.records import Prompt
 
 LOG = logging.getLogger("headway.sources")
@@ -43,14 +43,14 @@ def of_prompts(prompts: Sequence[Prompt]) -> str:
 
 def of_files(options: Any) -> dict[str, str]:
     """Return size and checksum of every file that options name, by its path."""
-    checksums = {text: checksum_of(Path(text).expanduser()) for text in sorted({*_files(options)})}
+    checksums = {text: checksum_of(beside_recipe(text)) for text in sorted({*_files(options)})}
     return {text: checksum.replace("-", " bytes, ", 1) for text, checksum in checksums.items()}
 
 
 def _files(options: Any) -> Iterator[str]:
     if isinstance(options, str):
         try:
-            path = Path(options).expanduser()
+            path = beside_recipe(options)
             is_file = bool(options) and path.is_file() and os.access(path, os.R_OK)
         except (OSError, ValueError, RuntimeError):  # too long, a NUL, or "~" without a home
             is_file = False

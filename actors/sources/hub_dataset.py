@@ -13,6 +13,7 @@ from actors.sources.rows import Row, RowOptions
 from headway.errors import InputError
 from headway.options import parse_options
 from headway.recipe_section import Section
+from headway.user_code import PARAGRAPH, shown
 
 
 class DatasetChoice(Section):
@@ -53,12 +54,12 @@ def dataset_source(name: str, *, options: dict[str, Any], **order: Any) -> RowSo
 
 def dataset_rows(name: str, part: str, options: DatasetChoice) -> Iterator[tuple[int, Row]]:
     """Yield numbered rows, or why one cannot be read; raise InputError without such a split."""
-    rows = _split(name, part, options)
-    for index in range(len(rows)):
-        try:
-            yield index + 1, rows[index]
-        except UnicodeDecodeError as error:
-            yield index + 1, ValueError(f"not UTF-8: {error}")
+    from actors.sources.arrow_rows import ROWS, rows_of
+
+    rows = _split(name, part, options).with_format("arrow")
+    tables = (rows[start : start + ROWS] for start in range(0, len(rows), ROWS))
+    subject = f"datasets:{name}[{part}]"
+    yield from enumerate((row for table in tables for row in rows_of(table, subject)), 1)
 
 
 def _split(name: str, part: str, options: DatasetChoice) -> Any:
@@ -83,5 +84,5 @@ def _split(name: str, part: str, options: DatasetChoice) -> Any:
                 revision=options.revision,
             )
     except Exception as error:
-        raise InputError(f"datasets:{name}, split {part!r}: {error!r}") from error
+        raise InputError(f"datasets:{name}, split {part!r}: {shown(error, PARAGRAPH)}") from error
     return rows

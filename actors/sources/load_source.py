@@ -6,7 +6,7 @@ from typing import Any
 from actors.shipped import SOURCES
 from actors.sources.protocol import PromptSource, Split
 from headway.errors import InputError
-from headway.user_code import where_raised
+from headway.user_code import PARAGRAPH, cut, shown, where_raised
 
 
 def load_source(
@@ -38,9 +38,11 @@ def load_source(
     except InputError as error:
         raise InputError(f"{setting} = {name!r}: {error}") from error
     except Exception as error:
-        reason = f"{error}" if isinstance(error, (TypeError, ValueError)) else f"{error!r}"
+        reason = str(error) if isinstance(error, (TypeError, ValueError)) else shown(error)
+        given = shown(options, PARAGRAPH)
         raise InputError(
-            f"{setting} = {name!r} with options {options}: {reason}{where_raised(error)}"
+            f"{setting} = {name!r} with options {given}: {cut(reason, PARAGRAPH)}"
+            f"{where_raised(error)}"
         ) from error
     missing = [method for method in ("next", "cursor", "restore") if not hasattr(source, method)]
     if missing:

@@ -16,7 +16,7 @@ from actors.errors import SourceChanged
 from actors.sources.filters import without_heldout
 from actors.sources.fingerprints import watched
 from actors.sources.load_source import load_source
-from actors.sources.protocol import PromptSource, RestartableSource, Split
+from actors.sources.protocol import PromptSource, RestartableSource, Split, TableSource
 from headway.errors import InputError
 from headway.options import parse_options
 from headway.recipe_section import Section
@@ -127,6 +127,11 @@ class Mixture:
             source.restore(cursor)
         return prompts
 
+    def table(self) -> list[Prompt]:
+        """Return the rows of those parts that draw from a table."""
+        tables = (part.table() for part in self._unfiltered if isinstance(part, TableSource))
+        return [*chain.from_iterable(tables)]
+
     def cursor(self) -> str:
         return json.dumps(
             {"position": self.position, "parts": [source.cursor() for source in self._sources]}
@@ -174,7 +179,7 @@ def _name(part: Part, number: int) -> str:
 
 def _named(part: Part, number: int, prompt: Prompt) -> Prompt:
     name = _name(part, number)
-    metadata = {**prompt.metadata, "part": name}
+    metadata = {"part": name, **prompt.metadata, "headway:part": name}
     return replace(prompt, prompt_id=f"{name}:{prompt.prompt_id}", metadata=metadata)
 
 

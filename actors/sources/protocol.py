@@ -25,6 +25,14 @@ class PromptSource(Protocol):
 
 
 @runtime_checkable
+class TableSource(PromptSource, Protocol):
+    """A source that draws from rows, which are all known."""
+
+    def table(self) -> list[Prompt]:
+        """Return the prompts of all rows that may be drawn, their ids as "table:row"."""
+
+
+@runtime_checkable
 class RestartableSource(PromptSource, Protocol):
     """A source with fingerprints in its cursor; `restore` raises SourceChanged by them."""
 

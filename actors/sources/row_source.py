@@ -72,6 +72,7 @@ class RowSource(ResumableSource):
                 f"{heldout_size} held out, shard {list(options.shard)}"
             )
         self._seed = seed
+        self._table = table.name
         self._changes = 0
         self._order: tuple[str, list[int]] = ("", [])
         """Name of the last epoch, and the order of its rows."""
@@ -95,6 +96,10 @@ class RowSource(ResumableSource):
         self.position += 1
         row = self._rows[self._shuffled(epoch)[index]]
         return replace(row, prompt_id=f"{self._label}{self._edition}/{epoch}/{row.prompt_id}")
+
+    def table(self) -> list[Prompt]:
+        """See `TableSource.table`."""
+        return [replace(row, prompt_id=f"{self._table}:{row.prompt_id}") for row in self._rows]
 
     @property
     def _edition(self) -> str:

@@ -5,14 +5,17 @@ One message lists everything that is wrong, by the numbers of the rows.
 
 import logging
 import math
+import re
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Literal
+from decimal import Decimal
+from typing import Any, Literal, Self
 
-from pydantic import Field, field_validator
+from pydantic import Field, field_validator, model_validator
 
 from actors.environments.protocol import Message
-from actors.environments.single_turn import CONVERSATION, conversation
-from actors.foreign_text import not_json, unencodable
+from actors.environments.single_turn import conversation
+from actors.foreign_text import lost_backslash, not_json, unencodable
+from actors.sources.public_formats import MESSAGES, field_of, options_that_read
 from headway.errors import InputError
 from headway.nearest_name import nearest
 from headway.recipe_section import Section
@@ -23,15 +26,19 @@ LOG = logging.getLogger("headway.sources")
 SHOWN = 10
 """Rows that a message lists; it counts the others."""
 ROLES = ("system", "user", "assistant", "tool")
+INDEX = re.compile(r"|Unnamed: 0|__index_level_\d+__")
+"""Columns in which pandas stores its index; they are left out."""
 
 
 class RowOptions(Section):
     """Options of every source that reads rows: how they become prompts."""
 
     prompt_field: str = "prompt"
-    """A text that is not empty, or a list of messages with `role` and `content`."""
+    """A text that is not empty, or a list of messages with `role` and `content`. Of a column
+    `messages`, which is read where there is no `prompt`, the prompt ends with the last message of
+    the user. A path such as `input.question` leads into nested fields."""
     answer_field: str = "answer"
-    """A text or a number; a row may have none."""
+    """A text or a number; a row may have none. A path as `reward_model.ground_truth`, too."""
     other_fields: Literal["refuse", "ignore", "metadata"] = "refuse"
     """Treatment of fields that are neither of the two nor `metadata`."""
     bad_rows: Literal["refuse", "skip"] = "refuse"
@@ -52,6 +59,15 @@ class RowOptions(Section):
             raise ValueError("must be [i, n] with 0 ≤ i < n")
         return value
 
+    @model_validator(mode="after")
+    def _fields_differ(self) -> Self:
+        if len({self.prompt_field, self.answer_field, "metadata"}) < 3:
+            raise ValueError(
+                f"prompt_field = {self.prompt_field!r} and answer_field = {self.answer_field!r} "
+                "must differ, and be another field than metadata"
+            )
+        return self
+
 
 Row = Mapping[str, Any] | ValueError
 """A row, or why it cannot be read."""
@@ -67,6 +83,7 @@ def read_rows(
     """
     prompts: list[Prompt] = []
     bad: list[str] = []
+    first_bad: Row | None = None
     repeated: list[str] = []
     first: dict[str, int] = {}
     short = long = 0
@@ -75,6 +92,7 @@ def read_rows(
             prompt = _prompt(number, row, options)
         except ValueError as problem:
             bad.append(f"{table}:{number}: {problem}")
+            first_bad = row if first_bad is None else first_bad
             continue
         earlier = first.setdefault(prompt.text, number)
         if earlier != number:
@@ -85,8 +103,9 @@ def read_rows(
         long += (too_long := len(prompt.text) > (options.max_characters or len(prompt.text)))
         if not too_short and not too_long:
             prompts.append(prompt)
+    hint = _options_that_read(first_bad, options)
     if bad and options.bad_rows == "refuse":
-        raise InputError(f'rows that bad_rows = "skip" would leave out:{_lines(bad)}')
+        raise InputError(f'rows that bad_rows = "skip" would leave out{hint}:{_lines(bad)}')
     if repeated and options.duplicates == "refuse":
         raise InputError(f'rows that duplicates = "drop" would leave out:{_lines(repeated)}')
     dropped = "left out" if options.duplicates == "drop" else "kept"
@@ -98,7 +117,7 @@ def read_rows(
     )
     notes = [note for count, note in counted if count]
     if not prompts:
-        raise InputError("; ".join([f"{table}: no prompts", *notes]))
+        raise InputError("; ".join([f"{table}: no prompts", *notes]) + hint)
     return prompts, notes
 
 
@@ -112,51 +131,102 @@ def _lines(problems: list[str]) -> str:
     return "".join(f"\n  {problem}" for problem in _some(problems))
 
 
+def _options_that_read(row: Row | None, options: RowOptions) -> str:
+    """Return a hint with the options that read a row which these do not; "" without any."""
+    if not isinstance(row, Mapping):
+        return ""
+    changes = options_that_read(row, options.prompt_field, options.answer_field)
+    for others in ("refuse", "metadata", "ignore") if changes else ():
+        changes["other_fields"] = others
+        try:
+            _prompt(0, row, options.model_copy(update=changes))
+        except ValueError:
+            continue
+        if others == options.other_fields:
+            del changes["other_fields"]
+        settings = ", ".join(f'{name} = "{value}"' for name, value in changes.items())
+        return f"; the options of the source that read such rows: {settings}"
+    return ""
+
+
 def _prompt(number: int, row: Row, options: RowOptions) -> Prompt:
     """Make a prompt of a row; raise ValueError with what is wrong with it."""
     if isinstance(row, ValueError):
         raise row
-    name, answer_name = options.prompt_field, options.answer_field
+    name = options.prompt_field
     if not isinstance(row, Mapping):
         raise ValueError(f"found {type(row).__name__}, must be an object with the field {name}")
     _check_texts(row)
-    fields = (name, answer_name, "metadata")
-    others = {key: value for key, value in row.items() if key not in fields}
-    if others and options.other_fields == "refuse":
-        raise ValueError(
-            f"unknown fields {', '.join(sorted(others))}; must be {', '.join(fields)}, or set "
-            f"other_fields{nearest(min(others), fields)}"
-        )
-    text, answer, metadata = (row.get(field) for field in fields)
-    is_finite = isinstance(answer, float) and math.isfinite(answer)
-    is_whole = isinstance(answer, int) and not isinstance(answer, bool)
-    if not (isinstance(answer, (str, type(None))) or is_finite or is_whole):
-        raise ValueError(f"{answer_name} is {shown(answer)}, must be a string or a number")
-    if not isinstance(metadata, (Mapping, type(None))):
-        raise ValueError(f"metadata is {shown(metadata)}, must be an object")
-    metadata = {**(others if options.other_fields == "metadata" else {}), **(metadata or {})}
-    if CONVERSATION in metadata:
-        raise ValueError(
-            f"what becomes metadata has {CONVERSATION!r}, which only the prompt's messages may be"
-        )
-    if problem := not_json(metadata):
-        raise ValueError(f"what becomes metadata is not JSON: {problem}")
+    if name == "prompt" and row.get(name) is None and row.get(MESSAGES) is not None:
+        name = MESSAGES
+    metadata = _metadata(row, name, options)
+    text, answer = field_of(row, name), _answer(row, options)
+    if name == MESSAGES:
+        text = _up_to_the_user(text)
     if (messages := read_messages(text)) is not None:
         metadata |= conversation(messages)
         text = plain_text(messages)
     elif not isinstance(text, str) or not text:
-        problem = f"{name} is {shown(text)}" if name in row else f"there is no field {name}"
+        problem = f"there is no field {name}" if text is None else f"{name} is {shown(text)}"
         raise ValueError(
             f"{problem}, must be a text or messages, each of a role ({', '.join(ROLES)}) and a "
             "content, and not empty"
         )
-    return Prompt(prompt_id=str(number), text=text, answer=_text(answer), metadata=metadata)
+    for field, written in ((name, text), (options.answer_field, answer)):
+        if lost := written and lost_backslash(written):
+            raise ValueError(f"{field} has {lost}")
+    return Prompt(prompt_id=str(number), text=text, answer=answer, metadata=metadata)
 
 
 def _check_texts(row: Mapping[str, Any]) -> None:
     for field, value in row.items():
         if problem := unencodable([field, value]):
             raise ValueError(f"{ascii(field)[1:-1]} has {problem}")
+
+
+def _answer(row: Mapping[str, Any], options: RowOptions) -> str | None:
+    """Return the answer of a row as a policy would write it."""
+    name = options.answer_field
+    answer = field_of(row, name)
+    is_finite = isinstance(answer, float) and math.isfinite(answer)
+    if is_finite or (isinstance(answer, int) and not isinstance(answer, bool)):
+        answer = number_text(Decimal(repr(answer)))
+    if not isinstance(answer, (str, type(None))):
+        raise ValueError(f"{name} is {shown(answer)}, must be a string or a number")
+    return answer
+
+
+def _metadata(row: Mapping[str, Any], name: str, options: RowOptions) -> dict[str, Any]:
+    """Return the metadata of a row whose prompt is in the field `name`."""
+    fields = (name, options.answer_field, "metadata")
+    used = {*fields, options.prompt_field, *(field.partition(".")[0] for field in fields)}
+    others = {k: value for k, value in row.items() if k not in used and not INDEX.fullmatch(k)}
+    if others and options.other_fields == "refuse":
+        raise ValueError(
+            f"unknown fields {', '.join(sorted(others))}; must be {', '.join(fields)}, or set "
+            f"other_fields{nearest(min(others), fields)}"
+        )
+    given = {} if row.get("metadata") is None else row["metadata"]
+    if not isinstance(given, Mapping):
+        raise ValueError(f"metadata is {shown(given)}, must be an object")
+    kept = others if options.other_fields == "metadata" else {}
+    metadata = {**kept, **given}
+    if twice := kept.keys() & given.keys():
+        raise ValueError(f"{min(twice)!r} is a column, and a field of metadata; rename one")
+    if own := [key for key in metadata if key.startswith("headway:")]:
+        raise ValueError(f"what becomes metadata has {own[0]!r}, which only Headway may add")
+    if problem := not_json(metadata):
+        raise ValueError(f"what becomes metadata is not JSON: {problem}")
+    return metadata
+
+
+def _up_to_the_user(talk: Any) -> Any:
+    """Return a list of messages up to the last one of the user; the others need not be readable."""
+    messages = talk if isinstance(talk, list) else []
+    roles = [isinstance(message, Mapping) and message.get("role") for message in messages]
+    if "user" not in roles:
+        raise ValueError(f"{MESSAGES} is {shown(talk)}, must be a list with a message of the user")
+    return messages[: len(roles) - roles[::-1].index("user")]
 
 
 def read_messages(value: Any) -> tuple[Message, ...] | None:
@@ -185,7 +255,12 @@ def plain_text(prompt: str | Sequence[Message]) -> str:
     return "\n\n".join(message.content for message in prompt)
 
 
-def _text(answer: str | float | None) -> str | None:
-    """Format an answer as a policy would write it: a whole number has no point."""
-    whole = isinstance(answer, float) and answer.is_integer()
-    return None if answer is None else str(int(answer) if whole else answer)
+def number_text(value: Decimal) -> str:
+    """Write a number without an exponent, and a whole one without a point.
+
+    Example:
+        >>> [number_text(Decimal(text)) for text in ("408.0", "1E-7", "2.50", "-0.0")]
+        ['408', '0.0000001', '2.5', '0']
+    """
+    text = f"{value or Decimal(0):f}"
+    return text.rstrip("0").rstrip(".") if "." in text else text

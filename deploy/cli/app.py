@@ -24,7 +24,7 @@ from deploy.cli.training import resume, reward_model, run, sft
 from deploy.cli.views import inspect, logs, ls, report, rollouts, top
 from deploy.errors import Interrupted
 from deploy.runtime import session_process
-from deploy.runtime.output import open_standard_streams
+from deploy.runtime.output import keep_codes_to_terminals, open_standard_streams, use_utf8
 from deploy.runtime.safe_console import SafeConsole, print_uncaught
 from deploy.runtime.session_process import Session
 from deploy.runtime.signals import raise_interrupts
@@ -72,6 +72,8 @@ def main() -> Any:
     process = None
     try:
         open_standard_streams()
+        use_utf8()
+        keep_codes_to_terminals()
         raise_interrupts()
         sys.excepthook = print_uncaught
         if not only_informs(sys.argv[1:]):
@@ -102,7 +104,7 @@ def _run_command(process: Session | None) -> Any:
     except (KeyboardInterrupt, SystemExit) as leaving:
         # typer turns the first into the second
         if isinstance(leaving, KeyboardInterrupt) or leaving.code == Interrupted.exit_code:
-            _print_error(STOPPED)
+            _print_error(STOPPED + (process.hint if process is not None else ""))
             sys.exit(Interrupted.exit_code)
         raise
     except (HeadwayError, OSError) as error:
@@ -116,10 +118,13 @@ def _run_command(process: Session | None) -> Any:
 def _end_leftovers(run: Path) -> None:
     """End what a killed session of a run has left, unless another command has the run by now."""
     from deploy.cluster.cleanup import end_leftovers
+    from deploy.cluster.worker_logs import end_killed_session
+    from deploy.storage.run_directory import RunDirectory
     from headway.file_lock import locked
 
-    with suppress(OSError), locked(run / session_process.DRIVER_LOCK):
+    with suppress(OSError, HeadwayError), locked(run / session_process.DRIVER_LOCK):
         end_leftovers(run)
+        end_killed_session(RunDirectory(run))
 
 
 def _print_error(message: str) -> None:

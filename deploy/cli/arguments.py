@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer.core import TyperCommand
 
+from headway.user_code import look_in
+
 if TYPE_CHECKING:
     from deploy.config.run_config import RunConfig
 
@@ -79,8 +81,13 @@ def next_command(command: str, recipe: str, overrides: list[str]) -> str:
 
 
 def load(recipe: str, overrides: list[str]) -> "RunConfig":
-    """Load a recipe, completed for this machine."""
+    """Load a recipe, completed for this machine and with its folder, where its code is found."""
     from deploy.config.devices import for_this_machine
     from deploy.config.loader import load_recipe
 
-    return for_this_machine(load_recipe(recipe, overrides))
+    config = for_this_machine(load_recipe(recipe, overrides))
+    folder = Path(recipe).absolute().parent
+    if config.deploy.code_dir is None and Path(recipe).is_file() and folder != Path.cwd():
+        config = config.updated(deploy={"code_dir": folder})
+    look_in(config.deploy.code_dir)
+    return config

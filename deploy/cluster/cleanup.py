@@ -2,7 +2,8 @@
 
 Workers that are killed cannot remove named shared memory, such as vLLM's message queues, which
 would then stay until the machine restarts. Python's resource trackers are left to end by
-themselves: they remove the shared memory of processes that are dead already.
+themselves: they remove the shared memory of processes that are dead already. Where Ray kills them
+too, as with an actor whose engine was killed, the driver removes what all who held it have left.
 
 Orphans, whose parents below this process have died, become its children, since process 1 may reap
 none. A zombie that is seen twice is one that nobody waits for: those who start a process here wait
@@ -10,6 +11,7 @@ for its end at once.
 """
 
 import ctypes
+import json
 import os
 import re
 import shutil
@@ -17,6 +19,7 @@ import socket
 import tempfile
 import threading
 import time
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Set
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -37,6 +40,13 @@ _MAPPED = re.compile(rf"(\d+) +{SHARED_MEMORY}/", re.MULTILINE)
 
 PRIVATE = "headway-"
 """Beginning of the names of private folders."""
+OWNER, HELD = "owner.json", "shared_memory.json"
+"""Files there: the session that made it, and the named shared memory of its processes, by inode."""
+LONGEST_BASE = 22
+"""Bytes of the path of a folder in which Ray can make its sockets, of 107 with what it adds:
+headway-12345678/ray/session_2026-01-01_00-00-00_123456_1234567/sockets/plasma_store."""
+LOOK_SECONDS = 0.5
+"""Interval of looks for names of shared memory that are new, or held by nobody any more."""
 
 LEFT_SECONDS = 60.0
 """Deadline for the processes of a killed session to end, on other nodes too."""
@@ -78,7 +88,7 @@ def _end(
     for process in processes:
         with suppress(psutil.NoSuchProcess):
             process.kill()
-    _await_none(_lives, processes | beside, END_SECONDS)
+    _await_none(lives, processes | beside, END_SECONDS)
     for path in files:
         path.unlink(missing_ok=True)
 
@@ -103,7 +113,8 @@ def _runs(process: psutil.Process) -> bool:
     return False
 
 
-def _lives(process: psutil.Process) -> bool:
+def lives(process: psutil.Process) -> bool:
+    """Return True unless a process has ended, reaped or not."""
     with suppress(psutil.NoSuchProcess):
         return bool(process.is_running() and process.status() != psutil.STATUS_ZOMBIE)
     return False
@@ -171,28 +182,89 @@ def reaping_orphans(interval: float = 10.0) -> Iterator[None]:
     """Adopt orphans during the block and reap them, every `interval` seconds and at its end."""
     prctl = ctypes.CDLL(None).prctl
     prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    seen: set[psutil.Process] = set()
+
+    def reap() -> None:
+        nonlocal seen
+        zombies = _zombies()
+        _reap(zombies & seen)
+        seen = zombies
+
+    try:
+        with _repeated(reap, interval):
+            yield
+    finally:
+        prctl(PR_SET_CHILD_SUBREAPER, 0, 0, 0, 0)
+        _reap(_zombies())
+
+
+@contextmanager
+def removing_memory(folder: Path, interval: float = LOOK_SECONDS) -> Iterator[None]:
+    """Remove named shared memory of Ray's workers below this process once its holders are dead.
+
+    What they hold is written to a private folder, so that a killed session leaves none either.
+    """
+    holders: dict[tuple[int, str], set[psutil.Process]] = defaultdict(set)
+    seen: set[Path] = set()
+    scans = 1  # still to do: two after a new name, which its process maps a moment later
+
+    def look() -> None:
+        nonlocal seen, scans
+        present = {*SHARED_MEMORY.iterdir()}
+        seen, scans = present, 2 if present - seen else scans - 1
+        for process in _family() if scans > 0 else ():
+            for path in mapped_files([process.pid]):
+                with suppress(OSError):
+                    holders[path.stat().st_ino, str(path)].add(process)
+        left = [file for file, processes in holders.items() if not any(map(lives, processes))]
+        _remove_unmapped(left)
+        for file in left:
+            del holders[file]
+            scans = 2  # another process may hold it by now
+        if scans > 0:
+            (folder / HELD).write_text(json.dumps([*holders]))
+
+    with suppress(OSError):  # a full disk, say
+        look()
+    try:
+        with _repeated(look, interval):
+            yield
+    finally:
+        with suppress(OSError):
+            look()
+
+
+def _remove_unmapped(files: Iterable[tuple[int, str]]) -> None:
+    """Remove named shared memory, given as inode and path, that no process has mapped."""
+    if files := [*files]:
+        mapped = {*mapped_files(psutil.pids(), since=0.0)}
+        for inode, name in files:
+            with suppress(OSError):
+                if Path(name) not in mapped and Path(name).stat().st_ino == inode:
+                    Path(name).unlink()
+
+
+@contextmanager
+def _repeated(action: Callable[[], None], interval: float) -> Iterator[None]:
+    """Call a function every `interval` seconds during the block; an OSError passes."""
     ended = threading.Event()
-    thread = threading.Thread(target=_reap_until, args=(ended, interval), daemon=True)
+
+    def repeat() -> None:
+        while not ended.wait(interval):
+            with suppress(OSError):
+                action()
+
+    thread = threading.Thread(target=repeat, daemon=True)
     thread.start()
     try:
         yield
     finally:
         ended.set()
         thread.join()
-        prctl(PR_SET_CHILD_SUBREAPER, 0, 0, 0, 0)
-        _reap(_zombies())
-
-
-def _reap_until(ended: threading.Event, interval: float) -> None:
-    seen: set[psutil.Process] = set()
-    while not ended.wait(interval):
-        zombies = _zombies()
-        _reap(zombies & seen)
-        seen = zombies
 
 
 def _zombies() -> set[psutil.Process]:
-    return {process for process in psutil.Process().children() if not _lives(process)}
+    return {process for process in psutil.Process().children() if not lives(process)}
 
 
 def _reap(zombies: set[psutil.Process]) -> None:
@@ -202,24 +274,50 @@ def _reap(zombies: set[psutil.Process]) -> None:
 
 
 @contextmanager
-def private_folder() -> Iterator[Path]:
-    """Make a folder for Ray's files that only this user may enter, for the time of the block."""
-    # Ray lets everybody write to the folders that it makes. Paths of sockets must be short.
-    base = os.environ.get("RAY_TMPDIR") or tempfile.gettempdir()
-    folder = Path(tempfile.mkdtemp(prefix=PRIVATE, dir=base))
+def private_folder(run: Path) -> Iterator[Path]:
+    """Make a folder for Ray's files that only this user may enter, for the time of the block.
+
+    A session that goes on with the run removes it, if this one is killed.
+    """
+    # Ray lets everybody write to the folders that it makes.
+    folder = Path(tempfile.mkdtemp(prefix=PRIVATE, dir=_base()))
     try:
+        (folder / OWNER).write_text(json.dumps(_owner(run, os.getpid())))
         yield folder
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def private_folder_of(session: Path) -> Path | None:
-    """Return the private folder of a session folder of Ray's that was killed; else None."""
-    folder = session.parent.parent
-    with suppress(OSError), socket.socket(socket.AF_UNIX) as raylet:
-        ours = folder.name.startswith(PRIVATE) and folder.lstat().st_uid == os.getuid()
-        try:
-            raylet.connect(str(session / "sockets" / "raylet"))
-        except ConnectionRefusedError:
-            return folder if ours else None
-    return None
+def left_folders(run: Path) -> list[Path]:
+    """Return the private folders that killed sessions of a run have left on this machine."""
+    left = []
+    for file in Path(_base()).glob(f"{PRIVATE}*/{OWNER}"):
+        with suppress(OSError, ValueError, TypeError, KeyError):
+            owner = json.loads(file.read_text())
+            ours = file.lstat().st_uid == os.getuid() and owner["run"] == str(run.resolve())
+            here = owner["host"] == socket.gethostname()
+            if ours and here and owner != _owner(run, owner["pid"]):
+                left.append(file.parent)
+    return left
+
+
+def remove_folder(folder: Path) -> None:
+    """Remove a private folder that was left, and the named shared memory that is noted in it."""
+    with suppress(OSError, ValueError):
+        _remove_unmapped((inode, name) for inode, name in json.loads((folder / HELD).read_text()))
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+def _base() -> str:
+    """Return the folder of private ones: /tmp where the one set is too long for Ray's sockets."""
+    base = os.environ.get("RAY_TMPDIR") or tempfile.gettempdir()
+    return base if len(os.fsencode(base)) <= LONGEST_BASE else "/tmp"
+
+
+def _owner(run: Path, pid: int) -> dict[str, str | int]:
+    """Return what a session of a run is known by: a later process may have its number."""
+    started = ""
+    with suppress(OSError):
+        started = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
+    host = socket.gethostname()
+    return {"run": str(run.resolve()), "host": host, "pid": pid, "started": started}

@@ -4,34 +4,48 @@ import asyncio
 import json
 import logging
 import os
-from collections.abc import Iterator, Sequence
+import re
+import time
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import psutil
 import ray
 from ray.exceptions import RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from deploy.cluster.cleanup import ending_workers, private_folder, reaping_orphans
+from deploy.cluster.cleanup import (
+    ending_workers,
+    lives,
+    private_folder,
+    reaping_orphans,
+    removing_memory,
+)
 from deploy.cluster.placement import NODE_LABEL, Node, lacking, resource_requests, roles_of
 from deploy.cluster.versions import VARIABLE, differences, installed, needed
 from deploy.cluster.worker_logs import collect_ray_logs, collect_worker_logs
 from deploy.config.run_config import RunConfig
-from deploy.errors import RayletDied, RunFailed
+from deploy.errors import RayDied, RunFailed
+from deploy.runtime.session_process import LOOKS, STOPPED_SECONDS
 from deploy.runtime.signals import deferred, without_hangups
 from headway.daemon_thread import run_in_daemon_thread
-from headway.errors import InputError, first_line
+from headway.errors import InputError, first_line, is_bad_input
 from headway.ray_process import LOOPBACK_VARIABLE, on_loopback
+from headway.user_code import CODE_DIR
 
 NO_GPUS = "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO"
 """Variable by which Ray hides all GPUs from processes that have reserved none."""
 COLOURS = "RAY_COLOR_PREFIX"
 """Variable that is "0" where Ray is to print no codes of colours, also in the file of a log."""
-RAYLET, RAYLET_SECONDS = "raylet", 7.5
-"""Ray's process that starts all others of a node; seconds between looks whether it is stopped."""
+SERVERS = ("gcs_server", "raylet")
+"""Ray's processes without which no other goes on: of the cluster, and of its only node."""
+FOLLOWS_SECONDS = 3.0
+"""Time in which one of them is found dead after another process of the run."""
+AGENT = re.compile(rb"because one Ray agent failed, agent_name = (\w+)")
+"""Ray's log of a raylet that ends since one of its agents has died."""
 JOIN_SECONDS = 90.0
 """Deadline of a cluster to join, for which Ray itself tries again for many minutes."""
 VERSIONS_SECONDS = 60.0
@@ -54,20 +68,27 @@ def cluster(config: RunConfig, logs: Path, *, may_lack: bool = False) -> Iterato
     local = address == "local"
     with ExitStack() as own:
         # Processes of another cluster do not inherit the environment of this one.
-        variables = {**({} if local else {NO_GPUS: "1"}), **config.deploy.environment}
+        folders = {CODE_DIR: os.environ[CODE_DIR]} if CODE_DIR in os.environ else {}
+        inherited = {} if local else {NO_GPUS: "1", **folders}
+        variables = {**inherited, **config.deploy.environment}
         options: dict[str, Any] = {"runtime_env": {"env_vars": variables}} if variables else {}
         if local:
             own.enter_context(reaping_orphans())
-            folder = own.enter_context(private_folder())
+            folder = own.enter_context(private_folder(logs.parent))
+            own.enter_context(removing_memory(folder))
             options |= {"include_dashboard": False, "_temp_dir": str(folder / "ray")}
         context = _connect(address, options)
         output = Path(context.address_info["session_dir"]) / "logs"
+        servers = _servers() if local else {}
         try:
             _check_nodes(config, may_lack=may_lack and not local)
             yield output if local else None
-        except Exception:
+        except Exception as error:
             if local:
                 collect_ray_logs(output, logs)
+            seconds = 0.0 if is_bad_input(error) else FOLLOWS_SECONDS
+            if local and (name := _dead(servers, seconds)) is not None:
+                raise _died(_agent(output) or name) from error
             raise
         finally:
             with deferred():
@@ -87,49 +108,97 @@ def _connect(address: str, options: dict[str, Any]) -> Any:
             if local:  # its processes end with the thread that starts them
                 return connect()
             return asyncio.run(asyncio.wait_for(run_in_daemon_thread(connect), JOIN_SECONDS))
-    except TimeoutError:
-        raise InputError(
-            f"deploy.ray_address = {address!r}: no cluster answered there within "
-            f"{JOIN_SECONDS:g} s; try `ray status --address {address}`"
-        ) from None
     except KeyboardInterrupt:
         ray.shutdown()
         raise
     except Exception as error:  # Ray raises bare Exceptions too
-        ray.shutdown()
         if local:
-            raise RunFailed(f"Ray did not start on this machine: {error}") from error
+            logs, alive = Path(options["_temp_dir"]).glob("session_[0-9]*/logs/*.out"), _servers()
+            died = sorted(x.stem for x in logs if x.stem in SERVERS and x.stem not in alive)
+            ray.shutdown()
+            # A setting that Ray refuses, such as a path too long for a socket, is refused again.
+            refused = isinstance(error, ValueError) or type(error) is OSError
+            who = f", its {' and '.join(died)} died" if died else ""
+            raise (RunFailed if refused else RayDied)(
+                f"Ray did not start on this machine{who}: {error}"
+            ) from error
+        if isinstance(error, TimeoutError):
+            raise InputError(
+                f"deploy.ray_address = {address!r}: no cluster answered there within "
+                f"{JOIN_SECONDS:g} s; try `ray status --address {address}`"
+            ) from None
+        ray.shutdown()
         raise InputError(f"deploy.ray_address = {address!r}: {error}") from None
 
 
-async def fail_with_raylet() -> None:
-    """Wait until the raylet of the cluster that this process has started dies; raise RayletDied.
+async def fail_with_ray() -> NoReturn:
+    """Wait until a server of the cluster that this process has started dies; raise RayDied.
 
     All other processes of the cluster end with it, but calls of them may not be answered for many
     minutes. One that a signal has stopped is killed: Ray would give up its node, the only one.
     """
-    for raylet in psutil.Process().children():
-        with suppress(psutil.NoSuchProcess, ProcessLookupError):
-            if raylet.name() == RAYLET and raylet.status() != psutil.STATUS_ZOMBIE:
-                await _await_death(raylet)
-    raise RayletDied("Ray's raylet on this machine died, and with it all processes of the run")
+    servers = _servers()
+    deaths = [asyncio.create_task(_await_death(server)) for server in servers.values()]
+    try:
+        if len(servers) == len(SERVERS):
+            await asyncio.wait(deaths, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for death in deaths:
+            death.cancel()
+    raise _died(_dead(servers) or "raylet")
+
+
+def _servers() -> dict[str, psutil.Process]:
+    """Return those of SERVERS that this process has started and that live, by name."""
+    servers = {}
+    for child in psutil.Process().children():
+        with suppress(psutil.NoSuchProcess):
+            if (name := child.name()) in SERVERS and lives(child):
+                servers[name] = child
+    return servers
 
 
 async def _await_death(process: psutil.Process) -> None:
-    """Wait until a process has ended; kill it when it is found stopped twice in a row."""
+    """Wait until a process has ended; kill one that is stopped for STOPPED_SECONDS."""
     ended, loop = asyncio.Event(), asyncio.get_running_loop()
-    descriptor, stopped = os.pidfd_open(process.pid), 0
-    loop.add_reader(descriptor, ended.set)
-    try:
-        while not ended.is_set():
-            with suppress(TimeoutError):
-                await asyncio.wait_for(ended.wait(), RAYLET_SECONDS)
-            stopped = stopped + 1 if process.status() == psutil.STATUS_STOPPED else 0
-            if stopped == 2:
-                process.kill()
-    finally:
-        loop.remove_reader(descriptor)
-        os.close(descriptor)
+    with suppress(psutil.NoSuchProcess, ProcessLookupError):
+        descriptor, stopped = os.pidfd_open(process.pid), 0
+        loop.add_reader(descriptor, ended.set)
+        try:
+            while not ended.is_set():
+                with suppress(TimeoutError):
+                    await asyncio.wait_for(ended.wait(), STOPPED_SECONDS / LOOKS)
+                stopped = stopped + 1 if process.status() == psutil.STATUS_STOPPED else 0
+                if stopped > LOOKS:
+                    process.kill()
+        finally:
+            loop.remove_reader(descriptor)
+            os.close(descriptor)
+
+
+def _dead(servers: Mapping[str, psutil.Process], seconds: float = 0.0) -> str | None:
+    """Return the name of a server that is dead, or dies within some seconds."""
+    deadline = time.monotonic() + seconds
+    while True:
+        for name in SERVERS:
+            if name not in servers or not lives(servers[name]):
+                return name
+        if time.monotonic() >= deadline:
+            return None
+        time.sleep(0.05)
+
+
+def _agent(logs: Path) -> str | None:
+    """Return the name of the agent whose death a raylet has ended by, as its title has it."""
+    for file in logs.glob("raylet.*"):
+        with suppress(OSError):
+            if agents := AGENT.findall(file.read_bytes()):
+                return "".join(part.capitalize() for part in agents[-1].decode().split("_"))
+    return None
+
+
+def _died(name: str) -> RayDied:
+    return RayDied(f"Ray's {name} on this machine died, and with it all processes of the run")
 
 
 def _check_nodes(config: RunConfig, *, may_lack: bool) -> None:

@@ -6,13 +6,12 @@ them, with the `repr` of the actor, when an actor is made.
 
 import logging
 import re
-import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
 
-from deploy.cluster.cleanup import private_folder_of
+from deploy.cluster.cleanup import left_folders, remove_folder
 from deploy.storage.run_directory import RunDirectory
 from deploy.storage.sessions import FILE
 from headway.clean_text import printable, without_secrets
@@ -67,11 +66,12 @@ def _reported(folder: Path) -> Iterator[None]:
 
 
 def end_killed_session(directory: RunDirectory) -> None:
-    """Collect the output of a run's last session if it was killed, and remove its Ray's folder."""
+    """Collect the output of a run's last session if it was killed, and remove Ray's folders."""
     source = _newest_ray_logs(directory)
-    if source is not None and (folder := private_folder_of(source.parent)) is not None:
-        collect_worker_logs(source, directory.logs)
-        shutil.rmtree(folder)
+    for folder in left_folders(directory.path):
+        if source is not None and folder in source.parents:
+            collect_worker_logs(source, directory.logs)
+        remove_folder(folder)
 
 
 def _newest_ray_logs(directory: RunDirectory) -> Path | None:

@@ -85,6 +85,9 @@ class DeployConfig(Section):
     unless MLFLOW_TRACKING_URI is set); each is an extra of the same name."""
     runs_dir: Annotated[Path, LOCATED] = Path("runs")
     """Folder of run folders, relative to where the command runs."""
+    code_dir: Path | None = None
+    """Folder whose modules and relative files a recipe may name, besides the working directory;
+    None takes that of the recipe. Nodes of another cluster need it too."""
     checkpoint_dir: Annotated[Path | None, LINKED] = None
     """Folder in which one for the checkpoints of the run is made, on another disk or shared by all
     nodes of the learner; the run's folder has a link to it. None: they are in the run's folder."""
@@ -128,9 +131,9 @@ class DeployConfig(Section):
     """Restarts in a row of an actor, the learner, the command itself or another process that dies,
     before the run is ended with its last error. An actor is counted anew once it has finished a
     rollout or worked for 10 minutes, the learner once it has trained a new batch, others after
-    either."""
+    either. What fails twice in the same way before it has done any work is not restarted again."""
 
-    @field_validator("runs_dir", "checkpoint_dir", "backup_dir")
+    @field_validator("runs_dir", "checkpoint_dir", "backup_dir", "code_dir")
     @classmethod
     def _expanded(cls, value: Path | None) -> Path | None:
         return value and value.expanduser()

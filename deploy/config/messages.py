@@ -8,6 +8,7 @@ from typing import Any
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
+from actors.vllm_options import PASSED_ON, advice_on
 from headway.nearest_name import nearest, nearest_name
 
 ALLOWED = {
@@ -134,6 +135,10 @@ def _nearest(location: Location, root: type[BaseModel]) -> str:
         elsewhere.setdefault(path.rpartition(".")[2], path)
     if name in elsewhere:
         return f"; did you mean {elsewhere[name]!r}?"
+    if name in PASSED_ON:
+        return f"; set actors.vllm_options.{name} instead"
+    if advice := advice_on(name):
+        return f"; {advice}"
     if hint := nearest(name, model.model_fields):
         return hint
     if close := nearest_name(name, elsewhere):

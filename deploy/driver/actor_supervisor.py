@@ -16,6 +16,7 @@ from deploy.driver.supervisor import TIMING, Silent, Supervisor, Timing
 from deploy.errors import RunFailed
 from deploy.observability.waits import ActorHealth
 from headway.errors import first_line
+from headway.ray_process import death_of
 from headway.roles import ProcessName, Role
 from queues.errors import QueueClosed
 from queues.records import Purpose
@@ -122,6 +123,7 @@ class ActorSupervisor(Supervisor):
             running=statistics.get("running_rollouts", 0),
             finished=statistics.get("rollouts", 0),
             pinned_seconds=self._spec.pinned_seconds if evaluates else 0.0,
+            outages=statistics.get("outages", ()),
         )
 
     async def _start(self, *, again: bool) -> None:
@@ -148,7 +150,7 @@ class ActorSupervisor(Supervisor):
         if isinstance(cause, EngineDied | DeadlineExceeded | LoadFailed | RunFailed | Silent):
             return first_line(cause)
         died = isinstance(error, RayError) and not isinstance(error, RayTaskError)
-        return f"its process died: {first_line(error)}" if died else None
+        return f"its process died: {death_of(error)}" if died else None
 
     def _is_settled(self, worked: float) -> bool:
         return self._finished or super()._is_settled(worked)

@@ -4,11 +4,12 @@ All evaluations of a run are queued at its start; the broker leases each one as 
 serves its version. Evaluation does not stop training: an engine may take a newer version half-way,
 so every score names the lowest and highest version that sampled it. With `heldout.pinned` they are
 the same: one actor only evaluates, and stays at a version until it is done; training waits until
-it has the first version, and not for the score.
+it has the first version, and not for the score. Another process that takes its place has the newest
+weights, and finishes what the one before had begun; that is said.
 """
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from itertools import groupby
 from operator import attrgetter
 
@@ -20,7 +21,7 @@ from headway import clock
 from headway.roles import ProcessName
 from queues.protocols import PromptFeed
 from queues.ray_broker import BrokerClient
-from queues.records import Prompt
+from queues.records import Evaluation, Prompt
 
 OUTCOME_SECONDS = 10.0
 """Timeout of one long poll of the broker for the end of an evaluation."""
@@ -59,6 +60,12 @@ async def initial(
         await asyncio.sleep(poll_seconds)
 
 
+def sampling_versions(results: Iterable[Evaluation]) -> list[int]:
+    """Return the extremes of the versions that sampled some evaluations, ascending."""
+    ends = [(result.lowest_version, result.highest_version) for result in results]
+    return sorted({version for pair in ends for version in pair if version is not None})
+
+
 async def collect(context: RunContext, broker: BrokerClient, trackers: Trackers) -> None:
     """Record and show the scores of each version that is not scored yet, when they are complete."""
     record = context.record
@@ -78,6 +85,12 @@ async def collect(context: RunContext, broker: BrokerClient, trackers: Trackers)
         failed = {f"{kind}/failed": float(score.failed) for kind, score in scores.items()}
         trackers.scores(version, figures | failed)
         context.console.say(f"held-out at version {version}: {show_scores(scores)}")
+        heldout, by = context.config.heldout, sampling_versions(result for _, result in results)
+        if heldout is not None and heldout.pinned and len(by) > 1:
+            context.console.say(
+                f"it is sampled by versions {by[0]} to {by[-1]} though heldout.pinned = true: its "
+                "actor died, or took longer than heldout.pinned_seconds"
+            )
         if any(result.failed for _, result in results):
             latest = (await broker.status(after=record.version)).last_error
             context.console.say(f"the latest failed attempt: {latest}")

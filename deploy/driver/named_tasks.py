@@ -8,6 +8,7 @@ from ray.exceptions import RayActorError, RayTaskError
 
 from deploy.errors import Interrupted, RunFailed
 from headway.errors import HeadwayError, first_line
+from headway.user_code import PARAGRAPH, shown
 
 
 def named(name: str, work: Awaitable[Any]) -> "asyncio.Task[Any]":
@@ -27,7 +28,9 @@ def named(name: str, work: Awaitable[Any]) -> "asyncio.Task[Any]":
             cause = (error.cause or error) if isinstance(error, RayTaskError) else error
             if isinstance(cause, HeadwayError):
                 raise RunFailed(f"{name}: {cause}", exit_code=cause.exit_code) from error
-            raise RunFailed(f"{name}: {cause!r}") from error
+            is_of_file = isinstance(cause, OSError) and cause.filename
+            text = str(cause) if is_of_file else shown(cause, PARAGRAPH)
+            raise RunFailed(f"{name}: {text}") from error
 
     return asyncio.create_task(explained(), name=name)
 
@@ -49,4 +52,4 @@ async def all_or_first_error(
     finally:
         for task in pending:
             task.cancel()
-        await asyncio.gather(*pending, return_exceptions=True)
+        await asyncio.gather(*needed, *extra, return_exceptions=True)

@@ -18,6 +18,7 @@ from deploy.observability.samples import FILE as SAMPLES
 from deploy.observability.samples import Sample, best_and_worst, decode_samples
 from deploy.observability.trackers import Trackers
 from deploy.report.summary import sessions, summarise
+from deploy.report.tables import describe_failed
 from deploy.storage.run_record import Record, Score
 from headway import clock
 from headway.daemon_thread import run_in_daemon_thread
@@ -25,7 +26,10 @@ from headway.full_disk import is_full
 from headway.roles import Role
 from learner.diagnostics.batch_report import TrainedBatch
 from queues.broker.status import BrokerStatus
+from queues.readers.accounting import failed_prompts
+from queues.readers.open_run import open_ledger
 from queues.readers.recorded_batches import read_batch
+from queues.state.groups import State
 
 T = TypeVar("T")
 
@@ -83,6 +87,22 @@ class Recorder:
                         raise
             if status.version < status.steps:
                 self._check_failures(status)
+
+    async def check_complete(self) -> None:
+        """Raise RunFailed if the run trained nothing, or less than asked, as prompts failed."""
+        path, version = self._context.directory.path, self._context.record.version
+        status = await self._processes.broker.status(after=version)
+        if status.version >= status.steps or (status.version and not status.depth[State.FAILED]):
+            return
+
+        def read() -> str:
+            with open_ledger(path, verify=False) as database:
+                return describe_failed(failed_prompts(database), path)
+
+        raise RunFailed(
+            f"{status.version} of {status.steps} steps are trained, and no prompt is left to train "
+            f"on; {await run_in_daemon_thread(read) or 'every group was dropped'}"
+        )
 
     async def conclude(self, status: str) -> None:
         """Gather for the last time and write the summary; to be called when `follow` has ended."""

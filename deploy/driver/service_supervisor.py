@@ -10,6 +10,7 @@ from deploy.driver.supervisor import TIMING, Silent, Supervisor, Timing
 from deploy.errors import RunFailed
 from headway.errors import first_line
 from headway.metrics import MetricsAccess
+from headway.ray_process import death_of
 from headway.ray_service import RayService
 from headway.roles import ProcessName
 from queues.errors import BrokerLostError
@@ -64,7 +65,9 @@ class ServiceSupervisor(Supervisor):
     def _reason(self, error: Exception) -> str | None:
         if isinstance(error, RayTaskError):
             return None
-        if isinstance(error, RayError | BroadcasterDied | BrokerLostError):
+        if isinstance(error, RayError):
+            return f"its process died: {death_of(error)}"
+        if isinstance(error, BroadcasterDied | BrokerLostError):
             return f"its process died: {first_line(error)}"
         if isinstance(error, Silent | RunFailed):
             return first_line(error)

@@ -198,10 +198,12 @@ class Supervisor(ABC):
     async def _recover(self, error: Exception) -> bool:
         """Clear away what died, and wait; return False if no other is to be started."""
         ended, self._ended = self._ended, None
+        failure = ""
         if ended is None:
             reason = self._reason(error)
             if reason is None:
                 raise error
+            failure = reason if self._since is None else ""
             silent = error.silent_seconds if isinstance(error, RankFailed | Silent) else 0.0
             ended = reason, silent
         worked = None if self._since is None else self._timing.monotonic() - self._since
@@ -214,7 +216,7 @@ class Supervisor(ABC):
         reason, silent = ended
         if self._died_at is None:
             self._died_at = self._timing.monotonic() - silent
-        wait = self._budget.next_wait(settled=settled)
+        wait = self._budget.next_wait(settled=settled, failure=failure)
         if wait is None:
             exhausted = RunFailed(self._budget.exhausted(self.name, reason))
             if self._is_dispensable(exhausted):

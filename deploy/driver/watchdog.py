@@ -21,13 +21,13 @@ from deploy.driver.processes import Processes
 from deploy.driver.run_context import RunContext
 from deploy.errors import RunFailed
 from deploy.observability.stack_dumps import ProcessDump, ProcessLocation, dump, locate
-from deploy.observability.waits import Health, Movement, Wait, Waits
+from deploy.observability.waits import ActorHealth, Health, Movement, Wait, Waits
 from headway import clock
 from headway.atomic_file import atomic_file
 from headway.daemon_thread import run_in_daemon_thread
 from headway.errors import HeadwayError
 from headway.ray_process import call_in
-from headway.roles import Role, role_of
+from headway.roles import ProcessName, Role, role_of
 from queues.broker.status import BrokerStatus
 from weight_sync.progress import allowance
 
@@ -111,8 +111,9 @@ class Watchdog:
         """Look once, and announce waits that are newly overdue or over; raises as `follow`."""
         health = await self._health()
         now = time.monotonic()
-        self.overdue = self._waits.overdue(health, now)
-        late = {(wait.who, wait.on): wait for wait in self.overdue}
+        overdue = self._waits.overdue(health, now)
+        self.overdue = [*overdue, *_services(health.actors)]
+        late = {(wait.who, wait.on): wait for wait in overdue}
         new = [late[key] for key in late if key not in self._announced]
         for who, on in self._announced - late.keys():
             self._screen.say(f"{who} waits on {on} no more")
@@ -146,7 +147,12 @@ class Watchdog:
             self._ask_broker(), learner, self._ask_processes()
         )
         if self._newest is not None:
-            paused = self._newest.paused or paused
+            away = "; ".join(
+                f"{wait.who} waits since {_since(wait, clock.now())} on {wait.on} that is away: "
+                f"{wait.what}"
+                for wait in _services(actors)
+            )
+            paused = self._newest.paused or paused or away or None
             self._learner_epoch = self._newest.learner[0]
         if (paused is None) != (self._paused is None):
             text = f"paused: {paused}" if paused else "the pause is over; the run goes on"
@@ -295,13 +301,25 @@ class Watchdog:
 
     def _sentence(self, wait: Wait, dumps: Mapping[str, ProcessDump], at: float) -> str:
         """Describe an overdue wait in words, with the states of the processes it concerns."""
-        since = time.strftime("%H:%M:%S", time.localtime(at - wait.seconds))
         text = (
-            f"{wait.who} waits on {wait.on} for {wait.what} since {since}, {wait.seconds:.0f} s "
+            f"{wait.who} waits on {wait.on} for {wait.what} since {_since(wait, at)}, "
+            f"{wait.seconds:.0f} s "
             f"(deploy.watchdog_seconds = {self._config.deploy.watchdog_seconds:g})"
         )
         states = [f"{name}: {dumps[name].states}" for name in concerned([wait], list(dumps))]
         return "; ".join([text, *states])
+
+
+def _since(wait: Wait, at: float) -> str:
+    return time.strftime("%H:%M:%S", time.localtime(at - wait.seconds))
+
+
+def _services(actors: Mapping[ProcessName, ActorHealth]) -> list[Wait]:
+    return [
+        Wait(f"{name}: {who}", "a service", cause, seconds=seconds)
+        for name, actor in actors.items()
+        for who, cause, seconds in actor.outages
+    ]
 
 
 def _of_learner(waits: Sequence[Wait]) -> list[Wait]:

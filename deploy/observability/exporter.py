@@ -132,9 +132,9 @@ class Exporter:
             self._written = text
 
     def close(self) -> None:
-        """Stop serving and delete `targets.json`."""
+        """Stop serving and delete `targets.json`, as far as its disk lets it."""
         self._server.close()
-        with self._lock:
+        with self._lock, suppress(OSError):
             self._closed = True
             self._file.unlink(missing_ok=True)
 

@@ -190,7 +190,7 @@ class _TrackerThread:
             while (call := self._calls.get()) is not None:
                 call(tracker)
             tracker.close()
-        except Exception as error:  # noqa: BLE001  (another project's code)
+        except BaseException as error:  # noqa: BLE001  (another project's code, which may exit)
             self.problem = repr(error)
 
 

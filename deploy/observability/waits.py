@@ -23,6 +23,8 @@ class ActorHealth:
     finished: int = 0
     pinned_seconds: float = 0.0
     """Seconds for which it may keep a version in order to evaluate it."""
+    outages: Sequence[tuple[str, str, float]] = ()
+    """Services that its rollouts wait for: see `Outages.reports`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,7 +34,7 @@ class Health:
     broker: BrokerStatus | None
     """None: it does not answer."""
     paused: bool
-    """The broker or the learner waits for space on a disk."""
+    """The broker or the learner waits for space on a disk, or an actor for a service."""
     learner_starts: bool = False
     """The ranks of the learner load, which has a deadline of its own."""
     reward_models_start: bool = False
@@ -94,7 +96,7 @@ def waits(health: Health) -> Iterator[tuple[Wait, Any]]:
     if not health.disk:
         yield Wait(Role.DRIVER, DISK, "a small file to become durable"), None
     for name, actor in health.actors.items():
-        if actor.running and not health.reward_models_start:
+        if actor.running and not (actor.outages or health.reward_models_start):
             progress = (actor.finished, broker.engines.get(actor.engine_id) if broker else None)
             yield Wait("results queue", name, f"one of {actor.running} rollouts to end"), progress
     for process, seconds in health.silent.items():
@@ -188,8 +190,8 @@ class Movement:
         """Return the seconds without movement by `now` (monotonic seconds).
 
         The time does not count while the learner, the reward models or all actors start, the
-        learner waits for the writing of a checkpoint, or the run for space on a disk. A broker that
-        does not answer does not move.
+        learner waits for the writing of a checkpoint, or the run for a disk or a service. A broker
+        that does not answer does not move.
         """
         broker, newest = health.broker, self._newest
         if broker is not None:

@@ -25,6 +25,7 @@ from deploy.runtime.console import Terminal
 from deploy.storage.run_directory import RunDirectory
 from deploy.storage.sessions import earlier_sessions, last_recipe
 from headway.errors import InputError
+from headway.user_code import look_in
 from learner.ranks.spec import LearnerSpec
 from queues.broker.batch_queue import CHECKSUM
 from queues.readers.accounting import read_batches
@@ -89,6 +90,7 @@ def replay(
     checkpoints = committed_checkpoints(directory.path)
     plan = plan_replay(steps, recorded, checkpoints)
     config = last_recipe(directory, plan.end - 1) or directory.config()
+    look_in(config.deploy.code_dir)
     try:
         model = model_path(config)
     except InputError as error:

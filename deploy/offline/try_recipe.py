@@ -75,7 +75,8 @@ async def _play(
     config: RunConfig, inputs: Inputs, prompts: Sequence[Prompt], log: Path
 ) -> list[Rollout | RolloutFailed]:
     """Return a rollout of every prompt, or the error that it ended with."""
-    actors = actors_on_cores(config.actors, os.sched_getaffinity(0), None)
+    impatient = config.actors.model_copy(update={"outage_seconds": 0.0})
+    actors = actors_on_cores(impatient, os.sched_getaffinity(0), None)
     model_path = inputs.model_path
     pool = make_pool(actors)
     tokenizer = load_tokenizer(model_path)

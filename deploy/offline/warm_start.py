@@ -12,7 +12,7 @@ from actors.environments.load_environment import load_environment, shipped_openi
 from actors.environments.protocol import Message
 from actors.environments.single_turn import conversation
 from actors.errors import PromptRefused
-from actors.rollout.chat_rendering import Renderer
+from actors.rollout.chat_rendering import renderer_for
 from actors.rollout.demonstrations import DemonstrationRenderer, Tokens
 from actors.rollout.stops import load_stops
 from actors.sources.examples import DEMONSTRATIONS, Example, Messages, load_examples
@@ -88,7 +88,7 @@ class Demonstrations:
         elif tiny is not None:
             tokenizer, self._context = tiny_tokenizer(tiny.characters, tiny.context), tiny.context
             ends = frozenset([tokenizer.eos_token_id])
-        renderer = Renderer(tokenizer, actors.chat_template, actors.chat_template_options)
+        renderer = renderer_for(tokenizer, actors)
         self._render = DemonstrationRenderer(
             renderer,
             load_stops(renderer, actors.stop),

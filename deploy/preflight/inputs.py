@@ -3,6 +3,8 @@
 Every function raises InputError for what is missing or cannot be used, and names what is allowed.
 """
 
+import signal
+import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -16,9 +18,11 @@ from actors.reward_models.folder import check_reward_model
 from actors.rewards.rewards import check_scorable, load_rewards
 from actors.rollout.prompt_checks import check_fit
 from actors.sources.examples import DEMONSTRATIONS, PREFERENCES, load_examples
+from deploy.config.deploy_config import STALL_FACTOR
 from deploy.config.rules import check_against_objective
 from deploy.config.run_config import RunConfig
 from deploy.observability import trackers
+from deploy.preflight.answers import check_answers
 from deploy.preflight.machine_checks import check_free_space, check_machine, check_run_folders
 from deploy.preflight.models import (
     check_adapter,
@@ -33,8 +37,11 @@ from deploy.storage.run_directory import RunDirectory
 from deploy.storage.sessions import read_sessions
 from headway.errors import HeadwayError, InputError
 from headway.output_limits import limited_output
+from headway.user_code import where_raised
 from learner.config.learner import LearnerConfig
 from queues.policy.prompt_retirement import split
+
+_LATE = signal.SIGRTMIN + 2  # after those of `deploy.runtime.signals`
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,8 +72,11 @@ def check_prompts(config: RunConfig, prompts: OpenedPrompts) -> None:
     if config.prompts.pass_rate_cap is not None:
         for prompt in prompts.first:
             split(prompt.prompt_id)
-    check_scorable(actors.reward, [*prompts.first, *prompts.of_parts])
-    check_scorable(actors.heldout_reward or actors.reward, prompts.problems)
+    heldout, rows = actors.heldout_reward or actors.reward, prompts.rows or prompts.first
+    check_scorable(actors.reward, [*prompts.of_parts, *rows])
+    check_scorable(heldout, prompts.problems)
+    check_answers(actors, actors.reward, [*rows, *prompts.of_parts])
+    check_answers(actors, heldout, prompts.problems)
 
 
 def check_objective(config: RunConfig) -> None:
@@ -133,6 +143,39 @@ def _foreign_code() -> Iterator[None]:
         ) from error
 
 
+@contextmanager
+def _in_time(config: RunConfig) -> Iterator[None]:
+    """Refuse code of the recipe that has not ended by the time in which a run may stall.
+
+    A signal ends it wherever it waits; in threads other than the main one nothing does.
+    """
+    seconds, main, is_late = config.deploy.stall_seconds, threading.main_thread(), threading.Event()
+
+    def interrupt(*_: object) -> None:
+        is_late.set()
+        raise KeyboardInterrupt  # code that tries everything again does not catch it
+
+    if threading.current_thread() is not main or main.ident is None:
+        yield
+        return
+    signal.signal(_LATE, interrupt)
+    timer = threading.Timer(seconds, signal.pthread_kill, (main.ident, _LATE))
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    except KeyboardInterrupt as error:
+        if not is_late.is_set():
+            raise
+        raise InputError(
+            f"code that the recipe names did not answer within {seconds:g} s, {STALL_FACTOR} times "
+            f"deploy.watchdog_seconds; it waits here:{where_raised(error)}"
+        ) from None
+    finally:
+        timer.cancel()
+        signal.signal(_LATE, signal.SIG_IGN)  # it may be under way
+
+
 @_foreign_code()
 def load_inputs(
     config: RunConfig, *, resumed: RunDirectory | None = None, needs_space: bool = True
@@ -158,23 +201,26 @@ def load_inputs(
 
 def _load(config: RunConfig, resumed: RunDirectory | None) -> Inputs:
     """Import the user's code, find the models, and open the sources."""
-    check_scoring(config)
+    with _in_time(config):
+        check_scoring(config)
     path = model_path(config, is_new=resumed is None)
     check_model(path)
     reward_models = reward_model_paths(config, is_new=resumed is None)
     named = {"model": path, **{f"reward model {n}": p for n, p in enumerate(reward_models)}}
     models = {name: fingerprint_of_model(folder) for name, folder in named.items()}
     begun = resumed.path if resumed is not None and resumed.ledger.exists() else None
-    prompts = open_prompts(config, model_path=path, begun=begun)
+    with _in_time(config):
+        prompts = open_prompts(config, model_path=path, begun=begun)
     return Inputs(path, prompts, reward_models, models)
 
 
 @_foreign_code()
 def check_code(config: RunConfig) -> None:
     """Find all code that a recipe names, and check its options: `headway validate --strict`."""
-    check_scoring(config)
     trackers.check(config.deploy.trackers)
-    prompts = open_prompts(config)
+    with _in_time(config):
+        check_scoring(config)
+        prompts = open_prompts(config)
     check_prompts(config, prompts)
     texts = frozenset(problem.text for problem in prompts.problems)
     sft, learned = config.sft, config.reward_model

@@ -5,9 +5,12 @@ Each raises InputError that names the setting, what the machine has, and what wo
 
 import math
 import os
+import resource
 import shutil
 import socket
-from collections.abc import Callable, Mapping
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -27,18 +30,27 @@ DESCRIPTORS = 256
 """Files, pipes and sockets that a process of a run may need; about 80 were counted at most."""
 DESCRIPTORS_OF_PEER = 8
 """Files, pipes and sockets for each actor and each rank that such a process talks to."""
+TASKS = 240
+"""Processes and threads of a run on this machine at least, Ray's included."""
+TASKS_OF_PEER = 40
+"""Those of each actor and each rank; 322 were counted with two of them, 415 with three and vLLM."""
+CGROUPS, OWN_CGROUPS = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
+LONGEST_TMPDIR = 70
+"""Bytes of the path of temporary files, to which vLLM adds 37; a path of a socket has 107."""
 CONNECT_SECONDS = 5.0
 """Deadline of a connection to a cluster."""
 
 
 def check_machine(config: RunConfig) -> None:
-    """Check open files, cores, devices, addresses and trackers."""
+    """Check open files, processes, cores, devices, addresses and trackers."""
     deploy = config.deploy
     check_descriptors(config)
+    check_tasks(config)
     _check_cores(config)
     check_gpus(config, visible_gpus())
     _check_offload(config)
     check_cuda(config)
+    _check_temporary_folder()
     _check_address(deploy.ray_address)
     if deploy.metrics:
         metrics_access(deploy)
@@ -54,6 +66,49 @@ def check_descriptors(config: RunConfig) -> None:
             f"this machine lets a process open {allowed} files (ulimit -Hn), and those of the run "
             f"need {needed}, by actors.count = {config.actors.count} and learner.ranks = "
             f"{config.learner.ranks}; {RAISE_LIMIT}"
+        )
+
+
+def check_tasks(config: RunConfig) -> None:
+    """Refuse a limit of processes and threads under which Ray would hang as it starts."""
+    actors, ranks = config.actors.count, config.learner.ranks
+    needed = TASKS + TASKS_OF_PEER * (actors + ranks)
+    if config.deploy.ray_address != "local":
+        return
+    for limit, free in _free_tasks():
+        if free < needed:
+            raise InputError(
+                f"{limit} leaves {max(0, free)} processes and threads, and a run needs {needed} at "
+                f"least, by actors.count = {actors} and learner.ranks = {ranks}; raise it "
+                "(TasksMax= of systemd, --pids-limit of docker, podPidsLimit of Kubernetes)"
+            )
+
+
+def _free_tasks() -> Iterator[tuple[str, int]]:
+    """Yield each limit of processes and threads, with how many may still be added under it."""
+    _, most = resource.getrlimit(resource.RLIMIT_NPROC)
+    if os.geteuid() != 0 and most != resource.RLIM_INFINITY:  # root has no such limit
+        resource.setrlimit(resource.RLIMIT_NPROC, (most, most))
+        known = psutil.process_iter(["uids", "num_threads"])
+        own = [p.info for p in known if p.info["uids"] and p.info["uids"].real == os.getuid()]
+        yield f"ulimit -Hu = {most}", most - sum(info["num_threads"] or 0 for info in own)
+    for line in OWN_CGROUPS.read_text().splitlines():
+        _, controller, path = line.split(":", 2)
+        if controller in ("", "pids"):  # cgroup versions 2 and 1
+            group = CGROUPS / controller / path[1:]
+            for folder in (group, *group.parents):
+                with suppress(OSError, ValueError):  # none is there, or it is "max"
+                    file = folder / "pids.max"
+                    limit, used = (int(f.read_text()) for f in (file, folder / "pids.current"))
+                    yield f"{file} = {limit}", limit - used
+
+
+def _check_temporary_folder() -> None:
+    """Refuse a folder of temporary files in which vLLM could make no socket."""
+    if (size := len(os.fsencode(folder := tempfile.gettempdir()))) > LONGEST_TMPDIR:
+        raise InputError(
+            f"the folder of temporary files, {folder}, is too long for sockets in it: {size} bytes,"
+            f" must have at most {LONGEST_TMPDIR}; set a shorter one, as by export TMPDIR=/tmp"
         )
 
 

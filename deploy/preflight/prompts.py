@@ -4,7 +4,7 @@ Every function raises InputError for sources and problems that cannot be used.
 """
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,12 +13,12 @@ from actors.engines.model_folder import load_tokenizer
 from actors.environments.load_environment import shipped_opening
 from actors.environments.single_turn import opening
 from actors.errors import SourceFailed
-from actors.rollout.chat_rendering import Renderer
+from actors.rollout.chat_rendering import renderer_for
 from actors.sources.filters import shorter, within_tokens, without_heldout
 from actors.sources.fingerprints import go_on, of_prompts, watched
 from actors.sources.load_source import load_source
 from actors.sources.mixture import Mixture
-from actors.sources.protocol import RestartableSource
+from actors.sources.protocol import RestartableSource, TableSource
 from deploy.config.evaluation_schedule import PlannedEvaluation, plan
 from deploy.config.run_config import RunConfig
 from headway.errors import InputError
@@ -39,6 +39,8 @@ class OpenedPrompts:
     """Held-out problems, as many as the largest evaluation needs; of a resumed run those that it
     began with."""
     evaluations: list[PlannedEvaluation]
+    rows: Sequence[Prompt] = ()
+    """Those of all rows of the training source, named by file and row; empty for other sources."""
 
     @property
     def sample(self) -> list[Prompt]:
@@ -72,7 +74,7 @@ def open_prompts(
     )
     if prompts.max_tokens is not None and model_path is not None:
         actors, tokenizer = config.actors, load_tokenizer(model_path)
-        renderer = Renderer(tokenizer, actors.chat_template, actors.chat_template_options)
+        renderer = renderer_for(tokenizer, actors)
         fits = shorter(renderer, prompts.max_tokens, shipped_opening(actors) or opening)
         source = within_tokens(source, fits)
         kept = [problem for problem in problems if fits(problem)]
@@ -94,6 +96,7 @@ def open_prompts(
         of_parts=of_parts,
         problems=_as_begun(config, problems, recorded),
         evaluations=evaluations,
+        rows=drawn.table() if isinstance(drawn, TableSource) else (),
     )
 
 

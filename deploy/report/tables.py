@@ -3,6 +3,7 @@
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from rich.console import Console
@@ -11,11 +12,18 @@ from rich.table import Table
 from deploy.storage.run_directory import RunDirectory
 from deploy.storage.run_record import Score
 from headway.errors import InputError
-from queues.readers.accounting import Accounting, FailedPrompt
-from queues.readers.selection_bias import BiasReport
+from headway.user_code import cut
+from queues.readers.accounting import Accounting, FailedPrompt, failed_prompts
+from queues.readers.open_run import open_ledger
+from queues.readers.selection_bias import LEFT_OUT, BiasReport
+from queues.records import Purpose
 
 SHOWN = 20
 """Most failed prompts in a table."""
+NAMED = 5
+"""Most prompts that a sentence names."""
+LONGEST_ERROR = 1500
+"""Characters of an error in a sentence; `headway inspect` shows all of it."""
 TRACEBACKS = 3
 """Most tracebacks after it."""
 
@@ -33,6 +41,11 @@ def show(summary: dict[str, Any], directory: RunDirectory, console: Console) -> 
         f"        or: headway export {directory.path} --to FOLDER",
     )
     console.print("\n".join(lines), markup=False, soft_wrap=True)
+    if _failed(summary["accounting"]):
+        with open_ledger(directory.path, verify=False) as database:
+            ended = summary["version"] >= summary["steps"]  # and needs none of them
+            text = describe_failed(failed_prompts(database), None if ended else directory.path)
+        console.print(text, markup=False, soft_wrap=True)
 
 
 def show_runs(runs: Sequence[RunDirectory], console: Console) -> None:
@@ -134,6 +147,24 @@ def _failed(accounting: Mapping[str, Any]) -> dict[str, str]:
     return {"failed for good": ", ".join(texts)} if texts else {}
 
 
+def describe_failed(failed: Sequence[FailedPrompt], run: Path | None) -> str:
+    """Name the first prompts that failed for good, the last error, and for a run what to type."""
+    texts = []
+    for purpose, what in ((Purpose.TRAIN, "training"), (Purpose.EVALUATE, "held-out")):
+        prompts = [prompt for prompt in failed if prompt.purpose == purpose]
+        if not prompts:
+            continue
+        names, last = ", ".join(prompt.prompt_id for prompt in prompts[:NAMED]), prompts[-1]
+        more = f" and {len(prompts) - NAMED} more" if len(prompts) > NAMED else ""
+        texts.append(
+            f"failed for good: {len(prompts)} {what} groups, of prompts {names}{more}; the last "
+            f"error, of prompt {last.prompt_id}: {cut(last.error, LONGEST_ERROR)}"
+        )
+        if run and purpose is Purpose.TRAIN:
+            texts.append(f"to try them again: headway requeue {run}, then headway resume {run}")
+    return "\n".join(texts)
+
+
 def _change(series: list[dict[str, Any]]) -> str:
     first, last = series[0], series[-1]
     text = f"{Score.of(first)} → {Score.of(last)}"
@@ -204,7 +235,7 @@ def show_bias(report: BiasReport, console: Console) -> None:
                 numbers = (_number(value, ".4g") for value in values)
                 table.add_row(f"{fate}: {measure}", str(spread.count), *numbers)
     console.print(table)
-    if report.groups["dropped"] and report.bias is not None:
+    if any(report.groups.get(name) for name in LEFT_OUT) and report.bias is not None:
         console.print(
             f"groups meant for training took at least {report.bias:.2f} times as long as the "
             "trained groups"

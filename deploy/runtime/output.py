@@ -4,7 +4,9 @@ A pipe may be closed, a terminal lost or stopped (Ctrl-S), a disk full, an encod
 """
 
 import atexit
+import codecs
 import io
+import locale
 import os
 import queue
 import select
@@ -13,6 +15,8 @@ import threading
 from contextlib import suppress
 from typing import TextIO, cast
 
+FORCING = ("FORCE_COLOR", "CLICOLOR_FORCE", "PY_COLORS", "TTY_COMPATIBLE", "TTY_INTERACTIVE")
+"""Variables that have libraries write escape codes anywhere."""
 STALL_SECONDS = 0.2
 """Longest wait of a writer for a reader that does not read, once until it reads again."""
 END_SECONDS = 5.0
@@ -24,7 +28,7 @@ WAITING = 1000
 def open_standard_streams() -> None:
     """Open those of the descriptors 0 to 2 that are closed, so that no other file takes them.
 
-    Characters that the encoding lacks are replaced from now on.
+    Characters that the encoding lacks are replaced from now on, by processes that start, too.
     """
     while (descriptor := os.open(os.devnull, os.O_RDWR)) <= 2:
         os.set_inheritable(descriptor, True)
@@ -35,6 +39,28 @@ def open_standard_streams() -> None:
         sys.stderr = open(2, "w", closefd=False)  # noqa: SIM115
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")
+        os.environ["PYTHONIOENCODING"] = f"{sys.stdout.encoding}:replace"
+
+
+def use_utf8() -> None:
+    """Start this process anew if it would read files as something else than UTF-8.
+
+    The locale decides on that, except in Python's UTF-8 mode, which processes that it starts get.
+    """
+    os.environ["PYTHONUTF8"] = "1"
+    if not sys.flags.utf8_mode and codecs.lookup(locale.getencoding()).name != "utf-8":
+        os.execv(sys.executable, [sys.executable, "-X", "utf8", *sys.orig_argv[1:]])
+
+
+def keep_codes_to_terminals() -> None:
+    """Have no library write escape codes of a terminal where output or errors go elsewhere.
+
+    It holds for this process and for those that it starts, whatever forces codes (CI services do).
+    """
+    if not (sys.stdout.isatty() and sys.stderr.isatty()):
+        for name in FORCING:
+            os.environ.pop(name, None)
+        os.environ |= {"NO_COLOR": "1", "_TYPER_FORCE_DISABLE_TERMINAL": "1"}
 
 
 def tolerant(stream: TextIO) -> TextIO:

@@ -7,9 +7,10 @@ The user starts the parent: it is small, so that a system without memory ends th
 whoever waits for the command gets the exit code of the true end. A session that ends on purpose
 sends its exit code first; any other end is a crash, also that of a session which was started again
 and could not begin. A session whose parent is killed starts another one, so that killing either of
-them ends nothing. A session that is stopped (SIGSTOP) while its parent is not is killed. Both end
-by an interrupt, or if they are killed together, as by SIGKILL of their process group. The lock of
-the run keeps two sessions from working on it at once.
+them ends nothing. A session that is stopped (SIGSTOP) while its parent is not is killed, as is one
+that has said how it ends and does not. Both end by an interrupt, or if they are killed together, as
+by SIGKILL of their process group. The lock of the run keeps two sessions from working on it at
+once.
 """
 
 import json
@@ -27,7 +28,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TypedDict
 
-from deploy.errors import Interrupted, RayletDied
+from deploy.errors import Interrupted, RayDied
 from deploy.runtime.restart_budget import FIRST_WAIT_SECONDS, SETTLED_SECONDS, RestartBudget
 from deploy.runtime.signals import FORWARDED, interrupts, raise_interrupts, received
 from headway.roles import Role
@@ -39,6 +40,10 @@ MARK = "HEADWAY_RUN"
 """Environment variable of everything that a session starts: the folder of its run."""
 STOPPED_SECONDS = 15.0
 """A session that is stopped for so long, by a signal to it alone, is killed."""
+LOOKS = 6
+"""Looks at a session in that time."""
+EXIT_SECONDS = 30.0
+"""A session that has not ended so long after it said how it ends is killed."""
 ERROR_LENGTH = 2000
 """Characters of an error that a session sends to its parent."""
 FIRST_LIMIT = 5
@@ -120,22 +125,27 @@ class Session:
         since, self._lost_since = self._lost_since, None
         return None if since is None else time.monotonic() - since
 
+    @property
+    def hint(self) -> str:
+        """Line that says how to go on with the run, once it has its folder; else empty."""
+        return _hint(self._again)
+
     def has_recorded(self) -> None:
         """Say that `crashes` are in the record of the run."""
         self.crashes.clear()
         self._send(Message(recorded=True))
 
     def ends(self, code: int) -> None:
-        """Say that the session ends on purpose."""
+        """Say that the session ends on purpose; its process has EXIT_SECONDS left for that."""
         self._send(Message(code=code))
 
     def may_pass(self, error: Exception) -> bool:
         """Return True if another session may have no such error, and no interrupt has come."""
         is_early = self.is_again and not self.has_worked
-        return (is_early or isinstance(error, RayletDied)) and not received.any()
+        return (is_early or isinstance(error, RayDied)) and not received.any()
 
     def fails(self, error: str) -> None:
-        """Say that the session ends by an error which counts as a crash."""
+        """Say that the session ends by an error which counts as a crash, as `ends` otherwise."""
         self.has_failed = True
         self._send(Message(error=error[:ERROR_LENGTH]))
 
@@ -230,8 +240,11 @@ class Parent:
 
     def _await_crash(self, pid: int, channel: socket.socket, *, is_child: bool) -> str:
         """Wait for the end of a session and return how it crashed; exit if it did not."""
-        was_stopped = self._await_end(pid)
-        sent = self._read(channel)
+        sent = Message()
+        with channel:
+            was_stopped = self._await_end(pid, channel, sent)
+            _receive(channel, sent)
+        self._keep(sent)
         if self._history.lost_since is None or sent.get("worked"):
             self._history.lost_since = time.monotonic() - (STOPPED_SECONDS if was_stopped else 0.0)
         if (descriptor := self._pidfd) is not None:
@@ -239,28 +252,24 @@ class Parent:
             os.close(descriptor)
         ended = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) if is_child else None
         if "code" in sent:
+            if ended == -signal.SIGKILL or self._history.crashes:  # it did not take over
+                self._clear_away()
             os._exit(sent["code"])
         if self._interrupted:
             self._clear_away()
+            if self._is_resumed:
+                _print(f"stopped by the user{_hint(self._again)}")
             os._exit(Interrupted.exit_code)
         if was_stopped:
             return f"its process was stopped for {STOPPED_SECONDS:g} s"
         if "error" in sent:
             return f"its process ended by an error: {sent['error']}"
-        if ended is None:
-            return "its process was killed"
-        if ended < 0:
-            return f"its process was ended by {signal.Signals(-ended).name}"
-        if not self._is_resumed:
+        if ended is not None and ended >= 0 and not self._is_resumed:
             os._exit(ended)  # an error before the run began, whose traceback is printed
-        return f"its process ended with exit code {ended}"
+        return _described(ended)
 
-    def _read(self, channel: socket.socket) -> Message:
-        """Return what a session that has ended had sent, after keeping what holds for the next."""
-        sent = Message()
-        with channel, suppress(OSError):
-            while message := channel.recv(2**16, socket.MSG_DONTWAIT):
-                sent |= json.loads(message)
+    def _keep(self, sent: Message) -> None:
+        """Keep what holds for the next session of that which one had sent."""
         if "limit" in sent:
             self._history.limit = sent["limit"]
         if sent.get("recorded"):
@@ -268,21 +277,31 @@ class Parent:
         self._has_worked = bool(sent.get("worked"))
         if "again" in sent:
             self._again, self._is_resumed = sent["again"], True
-        return sent
 
-    def _await_end(self, pid: int) -> bool:
-        """Wait for the end of a session; return True if it was killed since it was stopped."""
-        stops = 0  # has to be found twice: Ctrl-Z stops the parent too, and they go on together
-        while self._pidfd is not None and stops < 2:
-            if select.select([self._pidfd], [], [], STOPPED_SECONDS / 2)[0]:
+    def _await_end(self, pid: int, channel: socket.socket, sent: Message) -> bool:
+        """Wait for the end of a session, and keep what it has `sent`; kill it if it does not end.
+
+        Returns True if it was killed since it was stopped. Looks are counted, not seconds: Ctrl-Z
+        stops the parent too, and they go on together.
+        """
+        stops, late, interval, is_open = 0, 0, STOPPED_SECONDS / LOOKS, True
+        while self._pidfd is not None and stops <= LOOKS and late * interval <= EXIT_SECONDS:
+            waiting = [self._pidfd, channel.fileno()] if is_open else [self._pidfd]
+            ready = select.select(waiting, [], [], interval)[0]
+            if self._pidfd in ready:
                 return False
-            stops = stops + 1 if _is_stopped(pid) else 0
+            is_open = is_open and _receive(channel, sent)
+            if not ready:
+                stops = stops + 1 if _is_stopped(pid) else 0
+                late += "code" in sent or "error" in sent
         if self._pidfd is None:
             return False
+        if stops <= LOOKS:
+            _print(f"the session does not end within {EXIT_SECONDS:g} s of its work, and is killed")
         with suppress(ProcessLookupError):
             signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
         select.select([self._pidfd], [], [])
-        return True
+        return stops > LOOKS
 
     def _next_wait(self, crash: str, *, worked: float) -> float:
         """Return how long the next session waits; exit if there is to be none."""
@@ -293,8 +312,7 @@ class Parent:
         settled = settled or self._trained > trained
         seconds = self._history.next_wait(settled=settled)
         if seconds is None:
-            with suppress(OSError):
-                os.write(2, f"headway: {self._history.exhausted(Role.DRIVER, crash)}\n".encode())
+            _print(self._history.exhausted(Role.DRIVER, crash))
             self._clear_away()
             os._exit(1)
         if self._is_resumed and not self._is_held:
@@ -320,6 +338,36 @@ class Parent:
 
 def _socket_pair() -> tuple[socket.socket, socket.socket]:
     return socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+
+
+def _receive(channel: socket.socket, sent: Message) -> bool:
+    """Add the messages that a session has sent to `sent`; return False if there can be no more."""
+    with suppress(BlockingIOError):
+        with suppress(ConnectionError):
+            while message := channel.recv(2**16, socket.MSG_DONTWAIT):
+                sent |= json.loads(message)
+        return False
+    return True
+
+
+def _hint(again: list[str]) -> str:
+    """Return the line that says how to go on with a run, from the arguments for it; else empty."""
+    is_known = len(again) == 2 and again[0] == "resume"
+    return f"\ngo on with: headway resume {again[1]}" if is_known else ""
+
+
+def _print(message: str) -> None:
+    with suppress(OSError):
+        os.write(2, f"headway: {message}\n".encode())
+
+
+def _described(ended: int | None) -> str:
+    """Return how a session crashed, by its exit code; None if that is not known."""
+    if ended is None:
+        return "its process was killed"
+    if ended < 0:
+        return f"its process was ended by {signal.Signals(-ended).name}"
+    return f"its process ended with exit code {ended}"
 
 
 def _is_stopped(pid: int) -> bool:

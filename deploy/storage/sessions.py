@@ -15,6 +15,7 @@ from deploy.config.run_config import RunConfig
 from deploy.storage.jsonl import rewrite_rows
 from deploy.storage.run_directory import RunDirectory
 from headway.errors import InputError
+from headway.user_code import look_in
 from learner.ranks.spec import EarlierSession
 from queues.readers.open_run import open_ledger
 from queues.storage.ledger_schema import sessions_of
@@ -58,6 +59,7 @@ def resumed_recipe(
     Raises InputError that names each change with which the run cannot go on, and why.
     """
     config, sessions = directory.config(overrides), read_sessions(directory)
+    look_in(config.deploy.code_dir)
     before = sessions[-1]["recipe"] if sessions else directory.config().settings()
     if config.learner.cores is None:
         before["learner"]["cores"] = None  # they were chosen for the machine of that session

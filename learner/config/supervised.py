@@ -41,8 +41,8 @@ class SftConfig(SupervisedConfig):
 
     demonstrations: str
     """Pairs with the fields prompt and completion, or conversations with the field messages: a
-    JSONL, Parquet or Arrow file, `datasets:NAME`, or the name or dotted path of a prompt source
-    that has worked examples."""
+    JSONL, CSV, Parquet or Arrow file, `datasets:NAME`, or the name or dotted path of a prompt
+    source that has worked examples."""
     steps: int = Field(default=1000, ge=1)
     """Optimizer steps."""
     batch_tokens: int = Field(default=1024, ge=16)
@@ -57,7 +57,7 @@ class RewardTrainingConfig(SupervisedConfig):
     """Reward models from preference pairs: `headway reward-model RECIPE`."""
 
     pairs: str
-    """(prompt, chosen, rejected) triples: a JSONL, Parquet or Arrow file with these fields,
+    """(prompt, chosen, rejected) triples: a JSONL, CSV, Parquet or Arrow file with these fields,
     `datasets:NAME`, or the name or dotted path of a prompt source that has preferences."""
     path: str | None = None
     """A model folder or hub name to begin with; None takes the recipe's model, or its warm start

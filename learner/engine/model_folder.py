@@ -27,7 +27,8 @@ def write_config(model: Any, folder: Path) -> None:
     model.config.architectures = [type(model).__name__]
     model.config.save_pretrained(folder)
     if model.can_generate():
-        model.generation_config.save_pretrained(folder)
+        settings = folder / "generation_config.json"  # save_pretrained refuses what does not fit
+        model.generation_config.to_json_file(settings)
 
 
 def write_weights(model: Any, weights: Iterable[tuple[str, Tensor]], folder: Path) -> None:

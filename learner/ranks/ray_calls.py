@@ -9,6 +9,7 @@ from typing import Any
 from ray.exceptions import RayError, RayTaskError
 
 from headway.errors import HeadwayError
+from headway.ray_process import death_of
 from learner.errors import RankFailed
 
 CONNECTION_TEXTS = (
@@ -36,8 +37,7 @@ async def call_rank(rank: int, reference: Any, *, timeout: float | None = None) 
 def rank_failure(rank: int, error: RayError) -> RankFailed:
     """Translate a rank's death, or the error it raised, into an error with its number."""
     if not isinstance(error, RayTaskError):
-        lines = str(error).strip().splitlines() or [type(error).__name__]
-        return RankFailed(f"rank {rank} died: {lines[0]}", died=True)
+        return RankFailed(f"rank {rank} died: {death_of(error)}", died=True)
     cause: Any = error.cause or error
     if isinstance(cause, RankFailed):
         return cause

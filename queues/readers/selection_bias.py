@@ -7,16 +7,19 @@ which are often the easy prompts. The ledger shows how much:
     late      groups that were trained after it: whole, or masked, less the tokens that were too old
     dropped   overdue: leased groups that were aborted, and ready ones that missed the last batch
     filtered  groups that were dropped since their result holds no signal
+    failed    groups that failed for good, if there are any
+    timeout   those of them whose rollouts took longer than actors.rollout_timeout_seconds
 
     age       versions: the lag of the oldest token when the group was trained; of a dropped group
               the lag that it would have had in the batch after the one taken without it
-    seconds   from the lease to the result, or to the abort: a lower bound of what it would take
+    seconds   from the last lease to the result, the abort or the failure: a lower bound of what it
+              would take
     tokens    sampled per rollout, a mean over the group; and
     reward    a mean over the group: both only of groups with a result, so not of aborted groups
 
 Seconds are therefore the only length that is known of every group. The bias is their mean over all
-groups that were trained or overdue, divided by the mean over the trained groups: 1 if nothing was
-dropped, otherwise a lower bound of the factor by which trained groups were shorter.
+groups that were trained, overdue or failed, divided by the mean over the trained groups: 1 if
+nothing was left out, otherwise a lower bound of the factor by which trained groups were shorter.
 """
 
 import json
@@ -32,15 +35,19 @@ from queues.state.groups import OVERDUE, State
 
 MEASURES = ("age", "seconds", "tokens", "reward")
 FATES = ("trained", "late", "dropped", "filtered")
+FAILURES = ("failed", "timeout")
+LEFT_OUT = ("dropped", *FAILURES)
 _FATES = f"""
 SELECT CASE WHEN state = '{State.TRAINED}' AND trained_version > deadline_version THEN 'late'
         WHEN state = '{State.TRAINED}' THEN 'trained'
-        WHEN reason = '{OVERDUE}' THEN 'dropped' ELSE 'filtered' END,
+        WHEN reason = '{OVERDUE}' THEN 'dropped' WHEN state = '{State.DROPPED}' THEN 'filtered'
+        WHEN reason = 'timeout' THEN 'timeout' ELSE 'failed' END,
     coalesce(trained_version, dropped_version + 1) - coalesce(oldest_version, start_version),
     max(0.0, coalesce(accepted_at, dropped_at) - leased_at), -- the clocks may be of two sessions
     tokens * 1.0 / rollouts, reward
 FROM groups LEFT JOIN results USING (group_id)
-WHERE purpose = '{Purpose.TRAIN}' AND state IN ('{State.TRAINED}', '{State.DROPPED}')
+WHERE purpose = '{Purpose.TRAIN}'
+    AND state IN ('{State.TRAINED}', '{State.DROPPED}', '{State.FAILED}')
 """
 """The columns of a `Fate`."""
 
@@ -49,7 +56,7 @@ class Fate(NamedTuple):
     """The end of one train group; a measure is None if it is unknown."""
 
     name: str
-    """One of FATES."""
+    """One of FATES or FAILURES."""
     age: int | None = None
     seconds: float | None = None
     tokens: float | None = None
@@ -102,16 +109,16 @@ def compare(fates: Iterable[Fate], *, tokens_masked: int = 0) -> BiasReport:
     """
     by_name: dict[str, list[Fate]] = {name: [] for name in FATES}
     for fate in fates:
-        by_name[fate.name].append(fate)
+        by_name.setdefault(fate.name, []).append(fate)
     trained = _known("seconds", by_name["trained"] + by_name["late"])
-    overdue = _known("seconds", by_name["dropped"])
+    left_out = _known("seconds", [x for name in LEFT_OUT for x in by_name.get(name, ())])
     return BiasReport(
         groups={name: len(ended) for name, ended in by_name.items()},
         fates={
             name: {measure: Distribution.of(_known(measure, ended)) for measure in MEASURES}
             for name, ended in by_name.items()
         },
-        bias=fmean(trained + overdue) / fmean(trained) if any(trained) else None,
+        bias=fmean(trained + left_out) / fmean(trained) if any(trained) else None,
         tokens_masked=tokens_masked,
     )
 

@@ -18,7 +18,7 @@ from enum import StrEnum
 from typing import Any, NamedTuple
 
 from queues.errors import SchemaError
-from queues.records import REWARD_MODEL_LOST, Prompt, Purpose, Summary
+from queues.records import INFRASTRUCTURE, REWARD_MODEL_LOST, Prompt, Purpose, Summary
 
 
 class State(StrEnum):
@@ -38,7 +38,7 @@ ENGINE_LOST = "engine_lost"
 """Reason why leases end whose engine is gone."""
 UNCLAIMED = "unclaimed"
 """Reason why leases of a broker end that was made again: their holders do not know of them."""
-EXCUSED = frozenset({ENGINE_LOST, REWARD_MODEL_LOST, UNCLAIMED})
+EXCUSED = frozenset({ENGINE_LOST, INFRASTRUCTURE, REWARD_MODEL_LOST, UNCLAIMED})
 """Reasons of failed attempts that do not count against `max_attempts`."""
 UNREACHABLE = "version_not_reached"
 """Reason of failing: the evaluation wants a version after the last one."""

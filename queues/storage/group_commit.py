@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
-from headway.full_disk import PROBE_BYTES
+from headway.full_disk import PROBE_BYTES, why_unwritable
 from queues.errors import LedgerError, QueueClosed
 from queues.storage.journal import Journal
 from queues.storage.ledger import Ledger
@@ -98,6 +98,8 @@ class GroupCommit:
                     continue
                 if self.failure is None:
                     text = f"the commit failed, nothing more is accepted: {error!r}"
+                    if why := why_unwritable(self._store.directory):
+                        text = f"{self._store.directory} cannot be written: {why}; {text}"
                     self.failure = LedgerError(text)
                     self.failure.__cause__ = error
                 _resolve(changes, asyncio.Future.set_exception, [self.failure] * len(changes))

@@ -144,8 +144,9 @@ class Ledger:
     def fail(self, group_id: str, reason: str, error: str) -> None:
         """Record that a group failed for good."""
         self.execute(
-            "UPDATE groups SET state = 'failed', reason = ?, error = ? WHERE group_id = ?",
-            (reason, error, group_id),
+            "UPDATE groups SET state = 'failed', reason = ?, error = ?, dropped_at = ?"
+            " WHERE group_id = ?",
+            (reason, error, clock.now(), group_id),
         )
         self._forget_partial(group_id)
 

@@ -100,7 +100,7 @@ def requeue(run_directory: Path, prompt_ids: Collection[str] | None = None) -> l
     """Queue the failed train groups of a run again; return the ids of their prompts.
 
     Those of some prompts, or of all with None. The next session leases them first, with as many
-    attempts as a new group has.
+    attempts as a new group has, and then goes on with the source.
 
     Raises:
         InputError: There is no such run, or a prompt has not failed in it.
@@ -112,6 +112,8 @@ def requeue(run_directory: Path, prompt_ids: Collection[str] | None = None) -> l
         failed = f"SELECT prompt_id FROM groups WHERE {_FAILED} ORDER BY number"
         queued = [prompt_id for (prompt_id,) in ledger.execute(failed, values)]
         ledger.execute(f"UPDATE groups SET state = 'queued', reason = '' WHERE {_FAILED}", values)
+        if queued:  # the source may have ended since all of its prompts had failed
+            ledger.forget("ended")
         if missing := sorted(set(prompt_ids or ()) - set(queued)):
             raise InputError(f"prompt {missing[0]!r} has not failed in this run")
     return queued

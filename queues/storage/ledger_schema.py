@@ -52,7 +52,7 @@ CREATE TABLE groups (
     trained_version INTEGER,
     issued_at REAL NOT NULL,
     leased_at REAL,                         -- latest lease, epoch seconds
-    dropped_at REAL,                        -- of overdue groups, epoch seconds
+    dropped_at REAL,                        -- of overdue and failed groups, epoch seconds
     dropped_version INTEGER                 -- of overdue groups: the batch taken without them
 ) STRICT;
 CREATE INDEX groups_by_state ON groups (purpose, state, reason);

@@ -44,6 +44,14 @@ async def blocks(prompt, completion, answer, metadata):
     return 1.0
 
 
+async def stops(prompt, completion, answer, metadata):
+    """Stop its process as SIGSTOP from outside does, if the completion asks for it."""
+    await asyncio.sleep(0)
+    if completion == "block":
+        os.kill(os.getpid(), signal.SIGSTOP)
+    return 1.0
+
+
 def leaves(prompt, completion, answer, metadata):
     raise SystemExit(3)
 

@@ -41,7 +41,7 @@ def real_tokenizer(name):
         tokenizer = _sentencepiece("mistral_instruct_tokenizer_240323.model.v3")
     else:
         bos, eos, others = SPECIAL[name]
-        tokenizer = _sentencepiece("tokenizer.model.v1") if name == "gemma" else _byte_level()
+        tokenizer = _sentencepiece("tokenizer.model.v1") if name == "gemma" else byte_level()
         tokenizer.add_special_tokens(
             {"bos_token": bos, "eos_token": eos, "additional_special_tokens": others}
         )
@@ -57,7 +57,7 @@ def _sentencepiece(file):
     return tokenizer
 
 
-def _byte_level():
+def byte_level():
     stored = json.loads((DATA / "tekken_240718.json").read_text())
     ranks = {base64.b64decode(row["token_bytes"]): row["rank"] for row in stored["vocab"][:TOKENS]}
     letters = bytes_to_unicode()

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from fakes import engine_spec
+from transformers import GenerationConfig
 
 from actors.engines.vllm_arguments import plain_arguments
 from actors.vllm_options import PASSED_ON, REFUSED, SET_BY
@@ -15,23 +16,28 @@ from deploy.config.loader import load_recipe
 from headway.errors import InputError
 
 
-def names_in_vllm():
-    """Return the fields of vLLM's EngineArgs, read without importing it."""
-    file = Path(find_spec("vllm").submodule_search_locations[0]) / "engine" / "arg_utils.py"
-    (arguments,) = (
-        node
-        for node in ast.parse(file.read_text()).body
-        if isinstance(node, ast.ClassDef) and node.name == "EngineArgs"
+def names_in_vllm(file, name):
+    """Return the fields of a class of vLLM, read without importing it."""
+    path = Path(find_spec("vllm").submodule_search_locations[0]) / file
+    (fields,) = (
+        node.body
+        for node in ast.parse(path.read_text()).body
+        if isinstance(node, ast.ClassDef) and node.name == name
     )
-    return {field.target.id for field in arguments.body if isinstance(field, ast.AnnAssign)}
+    return {field.target.id for field in fields if isinstance(field, ast.AnnAssign)}
 
 
 def arguments_of(initial_version=None, **options):
     return plain_arguments(engine_spec(version=initial_version, dtype="float32", **options), 8)
 
 
-def test_every_option_that_is_passed_on_or_set_by_a_key_is_one_of_vllm():
-    assert names_in_vllm() >= PASSED_ON | SET_BY.keys() | REFUSED.keys()
+def test_every_option_that_is_passed_on_or_set_by_a_key_is_one_of_vllm_or_of_sampling():
+    engine = names_in_vllm("engine/arg_utils.py", "EngineArgs")
+    sampling = (
+        names_in_vllm("sampling_params.py", "SamplingParams") | vars(GenerationConfig()).keys()
+    )
+    assert engine >= PASSED_ON
+    assert engine | sampling >= SET_BY.keys() | REFUSED.keys()
 
 
 def test_no_option_that_headway_sets_is_passed_on():

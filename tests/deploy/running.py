@@ -149,21 +149,24 @@ class Running:
         assert self.process.returncode == code, self.output()
         return self.output()
 
-    def check(self, steps, *, groups=2, **counts):
+    def check(self, steps, *, groups=2, oldest=2, **counts):
         """Check a run that ends by itself, and return how many batches were trained again."""
         self.ends()
         summary = self.summary
         assert (summary["status"], summary["version"]) == ("done", steps)
         assert summary["restarts"] == restarts(**counts)
         assert summary["max_lag_trained"] <= 2
-        return self.check_accounts(steps, groups)
+        return self.check_accounts(steps, groups, oldest=oldest)
 
     @property
     def summary(self):
         return FinishedRun(self.folder, "").summary
 
-    def check_accounts(self, steps, groups=2):
-        """Check the accounts and the learner's log; return how many batches were trained again."""
+    def check_accounts(self, steps, groups=2, *, oldest=2):
+        """Check the accounts and the learner's log; return how many batches were trained again.
+
+        No token of a group lags by more than `oldest`, those that are masked included.
+        """
         accounts = self.headway.accounting(self.name)
         assert accounts["balanced"]
         assert (accounts["trained"], accounts["trained_twice"]) == (steps * groups, 0)
@@ -174,5 +177,5 @@ class Running:
         trained = [group for rows in batches.values() for _, group, _ in rows]
         assert len(trained) == len(set(trained)) == steps * groups
         for version, rows in batches.items():
-            assert all(version - oldest <= 2 for *_, oldest in rows)
+            assert all(version - sampled <= oldest for *_, sampled in rows)
         return len(read_rows(self.log)) - steps

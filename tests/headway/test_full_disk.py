@@ -1,5 +1,6 @@
 """A process that is started again waits for space on the disk of its run."""
 
+import subprocess
 from unittest.mock import Mock, call
 
 import pytest
@@ -20,3 +21,11 @@ def test_a_full_disk_is_waited_for_and_named(tmp_path, monkeypatch, probes):
         f"there is space again on the disk of {tmp_path}",
     ]
     assert messages == (named if len(probes) > 1 else [])
+
+
+def test_a_disk_that_became_read_only_is_told_from_a_full_one(mount_disk):
+    disk = mount_disk("1m")
+    assert full_disk.why_unwritable(disk) is None
+    subprocess.run(["mount", "-o", "remount,ro", disk], check=True, timeout=30)
+    assert full_disk.why_unwritable(disk) == "Read-only file system"
+    assert full_disk.has_space(disk)

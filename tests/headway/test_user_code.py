@@ -3,9 +3,10 @@
 import asyncio
 import concurrent.futures
 
+import pydantic
 import pytest
 
-from headway.user_code import call
+from headway.user_code import PARAGRAPH, call, shown
 
 
 class Base(BaseException):
@@ -48,3 +49,34 @@ async def test_a_call_that_is_cancelled_is_cancelled():
     with pytest.raises(TimeoutError):
         async with asyncio.timeout(0.01):
             await call(asyncio.Event().wait)
+
+
+class Page:
+    """A value whose repr is a page."""
+
+    def __repr__(self):
+        return "Page(" + "column, " * 1000 + ")"
+
+
+class Wanted(pydantic.BaseModel):
+    length: int
+    parts: list[int]
+
+
+def invalid():
+    try:
+        Wanted(length=Page(), parts=["a" * 5000])
+    except pydantic.ValidationError as error:
+        return error
+
+
+@pytest.mark.parametrize("value", [Page(), ValueError(Page()), KeyError("x\n" * 2000), invalid()])
+def test_what_a_library_shows_of_a_page_is_cut(value):
+    assert len(shown(value, PARAGRAPH)) < PARAGRAPH + 30
+
+
+def test_an_error_of_validation_is_described_by_its_messages_alone():
+    assert shown(invalid()) == (
+        "ValidationError(length: Input should be a valid integer; parts.0: Input should be a valid "
+        "integer, unable to parse string as an integer)"
+    )

@@ -9,7 +9,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 
 UNREACHABLE = "version_not_reached"
-EXCUSED = ("engine_lost", "reward_model_lost", "unclaimed")
+EXCUSED = ("engine_lost", "infrastructure", "reward_model_lost", "unclaimed")
 
 
 @dataclass(eq=False)

@@ -4,6 +4,7 @@ import asyncio
 import http.client
 import json
 import resource
+import socket
 import time
 from contextlib import suppress
 from types import SimpleNamespace
@@ -195,7 +196,6 @@ class Fixed(Collector):
 def exporter(tmp_path, monkeypatch):
     monkeypatch.setenv(TOKEN_VARIABLE, " mt-5f0e11d2 \n")
     monkeypatch.setattr(metrics, "REQUEST_SECONDS", 0.5)
-    monkeypatch.setattr(metrics._Handler, "timeout", 0.5)
     recipe = load_recipe("demo", ["deploy.metrics_token=true", "deploy.metrics_port=0"])
     waits = []
     made = Exporter(recipe, tmp_path, Fixed(), list, node="", waits_for=lambda: waits)
@@ -249,6 +249,52 @@ def test_a_token_that_is_not_set_is_refused_before_anything_starts(monkeypatch):
     monkeypatch.delenv(TOKEN_VARIABLE, raising=False)
     with pytest.raises(InputError, match=f"{TOKEN_VARIABLE} is not set"):
         metrics_access(load_recipe("demo", ["deploy.metrics_token=true"]).deploy)
+
+
+PATIENT = {
+    "says nothing": b"",
+    "half a line": b"GET /hea",
+    "headers without an end": b"GET /healthz HTTP/1.1\r\nX: ",
+    "a body that is awaited": b"POST /page HTTP/1.1\r\nContent-Length: 99\r\nX: ",
+    "reads nothing": b"GET /page HTTP/1.1\r\n\r\n",
+    "reads no health": b"GET /healthz HTTP/1.1\r\n\r\n",
+}
+
+
+@pytest.mark.parametrize("name", PATIENT)
+def test_clients_that_take_for_ever_keep_nobody_from_the_health_and_are_cut_off(
+    outcomes, monkeypatch, name
+):
+    """Each goes on sending a byte, and takes in none of a page larger than any buffer."""
+    monkeypatch.setattr(metrics, "REQUEST_SECONDS", 1.0)
+    monkeypatch.setattr(metrics, "CONNECTIONS", 4)
+    pages = {
+        "/healthz": metrics.Page(lambda: (True, "well"), public=True),
+        "/page": metrics.Page(lambda: (True, "x" * (8 << 20))),
+    }
+    server = metrics.MetricsServer([], metrics.MetricsAccess("127.0.0.1"), pages=pages)
+    began = time.monotonic()
+    clients = [connect(server.port) for _ in range(32)]
+
+    def are_cut_off():
+        for client in [*clients]:
+            with suppress(BlockingIOError):
+                try:
+                    client.send(b"a", socket.MSG_DONTWAIT)
+                except OSError:
+                    clients.remove(client)
+                    client.close()
+        assert get(server.port, "/healthz") == (200, '"well"')
+        return not clients
+
+    for client in clients:
+        with suppress(OSError):
+            client.sendall(PATIENT[name])
+    until(are_cut_off, 10.0)
+    assert time.monotonic() - began < 5.0
+    until(lambda: get(server.port, "/page")[0] == 200, 5.0)
+    outcomes["patient", name] = "cut off"
+    server.close()
 
 
 CLIENTS = {

@@ -5,14 +5,17 @@ import errno
 import json
 import os
 import re
+import sys
 
 import pytest
+import user_module
 
 from actors.environments.calculator import calculator
 from actors.environments.load_environment import load_environment
 from actors.environments.protocol import Message
 from actors.environments.tool_calls import Call, Unreadable, find_calls
 from actors.errors import EnvironmentFailed
+from actors.outages import Outages, timeout
 from headway.errors import InputError
 from queues.records import Prompt
 
@@ -141,8 +144,12 @@ def test_models_that_call_by_json_are_told_what_tools_there_are():
         "description": "Says it louder.",
         "parameters": {
             "type": "object",
-            "properties": {"text": {"type": "string"}, "times": {"type": "integer"}},
+            "properties": {
+                "text": {"type": "string"},
+                "times": {"type": "integer", "default": 1},
+            },
             "required": ["text"],
+            "additionalProperties": False,
         },
     }
     assert [message.role for message in converse(PLAIN)[0]] == ["user"]
@@ -156,9 +163,110 @@ def test_types_are_told_however_they_are_written():
         "numbers": {"type": "array", "items": {"type": "integer"}},
         "place": {"anyOf": [{"type": "integer"}, {"type": "null"}]},
         "exact": {"type": "boolean"},
-        "names": {"type": "object"},
-        "plain": {"type": "array"},
+        "names": {"type": "object", "additionalProperties": {"type": "string"}},
+        "plain": {"type": "array", "items": {}},
     }
+
+
+UNIT = {"type": "string", "enum": ["m", "ft"], "title": "Unit"}
+INTEGER, TEXT = {"type": "integer"}, {"type": "string"}
+POINT = {
+    "type": "object",
+    "properties": {"x": INTEGER, "unit": {**UNIT, "default": "m"}},
+    "required": ["x"],
+    "title": "Point",
+}
+
+
+def array(items, **more):
+    return {"type": "array", "items": items, **more}
+
+
+@pytest.mark.parametrize(
+    ("name", "schema", "given", "reply"),
+    [
+        ("listed", array({}), [1], "[1]"),
+        ("typing_listed", array({}), [1], "[1]"),
+        ("lists", array(array(INTEGER)), [[1], ["2"]], "[[1], [2]]"),
+        ("mapped", {"type": "object", "additionalProperties": INTEGER}, {"a": 1}, "{'a': 1}"),
+        ("typing_mapped", {"type": "object", "additionalProperties": True}, {"a": 1}, "{'a': 1}"),
+        ("chosen", {"enum": ["c", 1], "default": "c"}, 1, "1"),
+        ("enumerated", UNIT, "ft", "<Unit.FOOT: 'ft'>"),
+        ("described", {**INTEGER, "description": "how many", "minimum": 1}, 2, "2"),
+        ("pair", {"type": "array", "prefixItems": [INTEGER, TEXT], "minItems": 2, "maxItems": 2},
+         [1, "a"], "(1, 'a')"),
+        ("many", array(INTEGER), [1, 2], "(1, 2)"),
+        ("unique", array(INTEGER, uniqueItems=True), [1, 1], "{1}"),
+        ("point", POINT, {"x": 1}, "Point(x=1, unit=<Unit.METRE: 'm'>)"),
+        ("points", array(POINT), [], "[]"),
+        ("forward", array(POINT), [], "[]"),
+        ("inner_forward", array(UNIT), ["m"], "[<Unit.METRE: 'm'>]"),
+        ("row", {"type": "object", "properties": {"key": TEXT, "value": {"type": "number"}},
+                 "required": ["key"], "title": "Row"}, {"key": "a"}, "{'key': 'a'}"),
+        ("named", {"type": "array", "prefixItems": [INTEGER, {**TEXT, "default": "b"}],
+                   "minItems": 1, "maxItems": 2}, [1], "Pair(first=1, second='b')"),
+        ("optional", {"anyOf": [INTEGER, {"type": "null"}], "default": None}, None, "None"),
+        ("either", {"anyOf": [INTEGER, TEXT]}, "a", "'a'"),
+        ("model", {"type": "object", "properties": {"size": {**INTEGER}}, "required": ["size"],
+                   "title": "Model"}, {"size": 3}, "Model(size=3)"),
+        ("tree", {"$ref": "#/$defs/Tree"}, {"leaves": [{"leaves": []}]},
+         "Tree(leaves=[Tree(leaves=[])])"),
+        ("untyped", {}, {"a": [1]}, "{'a': [1]}"),
+        ("positional", INTEGER, 1, "(1, 'b', 0.5)"),
+        ("first", None, 1, "error: first has no argument x; it has y, z"),
+        ("keyword", INTEGER, 1, "1"),
+        ("counted", None, 1, "{'x': 1}"),
+        ("counted", None, "a", "error: argument x: Input should be a valid integer, unable to "
+                               "parse string as an integer"),
+        ("wrapped", None, 1, "((), {'x': 1})"),
+        ("find", INTEGER, 1, "1"),
+        ("shelf", INTEGER, 1, "1"),
+        ("find_later", INTEGER, 1, "1"),
+        ("pair", ..., [1], "error: argument x.1: Field required"),
+        ("enumerated", ..., "yd", "error: argument x: Input should be 'm' or 'ft'"),
+        ("point", ..., {"x": "one"}, "error: argument x.x: Input should be a valid integer, unable "
+                                     "to parse string as an integer"),
+    ],
+)  # fmt: skip
+def test_a_type_is_described_as_json_schema_and_what_a_call_gives_becomes_of_it(
+    name, schema, given, reply
+):
+    [system, _], [turn] = converse({"tools": [f"typed_tools:{name}"]}, call_of(name, x=given))
+    assert turn.messages[0].content == reply
+    (line,) = [line for line in system.content.split("\n") if line.startswith('{"type"')]
+    if schema is not ...:
+        assert json.loads(line)["function"]["parameters"]["properties"].get("x") == schema
+
+
+@pytest.mark.parametrize(
+    ("written", "reply"),
+    [
+        ({"parameters": {"x": 1}}, "((), {'x': 1})"),
+        ({"arguments": '{"x": 1}', "id": "call_1", "type": "function"}, "((), {'x': 1})"),
+        ({}, "((), {})"),
+        ({"args": {"x": 1}}, "error: a call has the keys 'args' where it must have \"arguments\""),
+        ({"arguments": {}, "parameters": {"x": 1}},
+         "error: a call has the keys 'arguments', 'parameters' where it must have \"arguments\""),
+        ({"\ud800": 1}, "error: a call has the keys '\\ud800' where it must have \"arguments\""),
+        ({"arguments": "x=1"}, "error: a call must be JSON: Expecting value: line 1 column 1 "
+                               "(char 0)"),
+        ({"arguments": '{"x": "\\ud800"}'}, "error: a call has a lone surrogate, U+D800, at 0"),
+        ({"arguments": "[1]"}, 'error: "arguments" must be an object'),
+    ],
+)  # fmt: skip
+def test_arguments_are_read_however_models_write_them_and_never_dropped(written, reply):
+    call = f"{JSON[0]}{json.dumps({'name': 'wrapped', **written})}{JSON[1]}"
+    _, [turn] = converse({"tools": ["typed_tools:wrapped"]}, call)
+    assert turn.messages[0].content == reply
+
+
+def test_what_is_bound_stays_so_though_a_tool_takes_any_argument():
+    _, turns = converse(
+        {"tools": ["typed_tools:fixed"]}, call_of("fixed", limit=9), call_of("fixed", x=1)
+    )
+    assert [turn.messages[0].content for turn in turns] == [
+        "error: fixed has no argument limit", "((), {'limit': 1, 'x': 1})",
+    ]  # fmt: skip
 
 
 def test_the_policy_has_no_say_in_what_the_user_has_bound():
@@ -209,6 +317,48 @@ def test_a_sandbox_that_cannot_be_started_fails_the_rollout_and_is_no_reply(monk
     assert turn.messages[0].content == "error: [Errno 2] no such page"
 
 
+class Host:
+    """A service that refuses connections twice."""
+
+    left = 2
+
+    @classmethod
+    def ask(cls, question: str) -> str:
+        cls.left -= 1
+        if cls.left >= 0:
+            raise ConnectionRefusedError(f"no host for {question}")
+        return "42"
+
+
+def ask_host(question: str) -> str:
+    return Host.ask(question)
+
+
+@pytest.mark.parametrize(
+    ("question", "reply", "pauses"),
+    [("the sum", "42", 2), ("http://nowhere/", "error: no host for http://nowhere/", 0)],
+)
+def test_a_tool_whose_service_is_away_is_called_again_unless_the_policy_gave_an_address(
+    monkeypatch, question, reply, pauses
+):
+    monkeypatch.setattr(Host, "left", 2)
+    monkeypatch.setattr(user_module, "ask_host", ask_host, raising=False)
+    waited = []
+
+    async def note(seconds):
+        waited.append(seconds)
+
+    async def go():
+        environment = load_environment("tools", {"tools": ["user_module:ask_host"]})()
+        async with timeout(10, Outages(60.0, sleep=note)):
+            return await environment.step(
+                Message("assistant", call_of("ask_host", question=question))
+            )
+
+    assert asyncio.run(go()).messages[0].content == reply
+    assert len(waited) == pauses
+
+
 @pytest.mark.slow
 def test_python_runs_in_the_sandbox():
     programs = ["print(6*7)", "import socket; socket.socket()", "while True: pass"]
@@ -232,6 +382,13 @@ def test_python_runs_in_the_sandbox():
         ({"style": "plain", "tools": ["calculator", "user_module:shout"]}, "there is one"),
         ({"tools": ["builtins:max"]}, "'builtins:max' cannot be described .* no signature"),
         ({"tools": ["postponed_tool:unknown"]}, "cannot be described .* 'Nowhere'"),
+        ({"tools": ["typed_tools:unknown"]}, "described .*Unknown'>; it needs parameters with"),
+        ({"tools": ["typed_tools:function"]}, "described .*CallableSchema; it needs parameters"),
+        pytest.param(
+            {"tools": ["typed_tools:old_row"]},
+            "use `typing_extensions.TypedDict`",
+            marks=pytest.mark.skipif(sys.version_info >= (3, 12), reason="is read"),
+        ),
         ({"markers": ["", "]"]}, "must both have a character"),
     ],
 )

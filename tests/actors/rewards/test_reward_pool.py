@@ -2,7 +2,9 @@
 
 import asyncio
 import errno
+import itertools
 import os
+import re
 import time
 from contextlib import suppress
 
@@ -12,6 +14,7 @@ from fakes import POOL
 
 from actors.errors import RewardFailed
 from actors.rewards.pool import RewardPool
+from actors.rewards.process import memory_kills
 from actors.rewards.rewards import load_rewards
 from headway.errors import InputError
 from queues.records import Prompt
@@ -30,6 +33,27 @@ def pool():
 
 def rewards(name, pool, *, timeout=20.0, **options):
     return load_rewards([name], timeout=timeout, pool=pool, options={name: options})
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        "forks spawns serves_forks executes manages executes_beside_a_loop",
+        "forks_and_leaves forks_and_returns",
+        "runs gets_a_loop_and_closes_it runs gets_a_loop_and_closes_it returns_a_task "
+        "runs_programs",
+        "is_in_the_main_thread times_itself_out leaves_an_alarm sleeps_in_its_folder "
+        "leaves_its_folder sleeps_in_its_folder leaves_a_thread reads",
+    ],
+)
+async def test_a_reward_may_use_its_process_as_a_script_would_and_the_next_does_not_notice(
+    pool, names
+):
+    scores = {}
+    for name in names.split():
+        scores[name] = (await rewards(f"ordinary_rewards:{name}", pool).score(SUM, "7")).total
+    assert scores == dict.fromkeys(names.split(), 1.0)
+    assert len(pool.alive) <= 2
 
 
 async def warmed(name, pool, **options):
@@ -105,6 +129,47 @@ def test_a_process_that_cannot_be_started_fails_the_reward_and_the_next_call_sta
     assert sum(asyncio.run(score()).values()) == 1.0
 
 
+@pytest.mark.parametrize(
+    ("number", "times", "calls", "said"),
+    [
+        ("SIGKILL", "once", 2, r"killed from outside \(SIGKILL\); .*: 2; it is"),
+        ("SIGTERM", "once", 2, r"killed from outside \(SIGTERM\); .*: 0; it is called again"),
+        ("SIGKILL", "always", 3, r"killed from outside \(SIGKILL\); .*; so did 2 calls before$"),
+        ("SIGABRT", "once", 1, r"ended its process \(SIGABRT\)$"),
+    ],
+)
+async def test_a_call_whose_process_is_killed_from_outside_is_repeated_within_a_limit(
+    pool, monkeypatch, tmp_path, caplog, number, times, calls, said
+):
+    kills = itertools.count(step=2 if ": 2" in said else 0)
+    monkeypatch.setattr("actors.rewards.process.memory_kills", lambda: next(kills))
+    monkeypatch.setattr("actors.rewards.pool.PAUSES", (0.01, 0.02))
+    metadata = {"note": str(tmp_path / "killed"), "times": times, "signal": number}
+    prompt = Prompt(prompt_id="a/0/0", text="?", metadata=metadata)
+    scoring = rewards("ordinary_rewards:kills_itself", pool).score(prompt, "7")
+    if calls == 2:
+        assert (await scoring).total == 1.0
+        assert re.search(said, caplog.text)
+    else:
+        with pytest.raises(RewardFailed, match=said):
+            await scoring
+    assert caplog.text.count("it is called again in") == calls - 1
+
+
+@pytest.mark.parametrize("name", ["ordinary_rewards:sleeps_in_its_folder", "similarity"])
+async def test_rewards_are_scored_though_their_idle_processes_are_killed(pool, monkeypatch, name):
+    monkeypatch.setattr("actors.rewards.pool.PAUSES", (0.01,))
+    reward = await warmed(name, pool)
+    for process in psutil.Process().children(recursive=True):
+        process.kill()
+    assert (await reward.score(SUM, "7")).total == 1.0
+
+
+def test_the_kernel_says_what_it_ended_for_lack_of_memory(tmp_path):
+    (tmp_path / "vmstat").write_text("oom 9\noom_kill 3\noom_group_kill 7\n")
+    assert [memory_kills(tmp_path / name) for name in ("vmstat", "none")] == [3, 0]
+
+
 @pytest.mark.parametrize("name", ["sleeps", "loops_in_c"])
 async def test_hung_rewards_delay_others_by_less_than_their_own_limit(pool, name):
     limit = 60.0
@@ -123,8 +188,9 @@ async def test_hung_rewards_delay_others_by_less_than_their_own_limit(pool, name
     assert took < limit / 2
 
 
-async def test_a_coroutine_that_blocks_fails_alone_and_those_beside_it_are_scored(pool):
-    both = rewards("hostile_rewards:blocks", pool, timeout=2.0)
+@pytest.mark.parametrize("name", ["blocks", "stops"])
+async def test_a_coroutine_that_blocks_fails_alone_and_those_beside_it_are_scored(pool, name):
+    both = rewards(f"hostile_rewards:{name}", pool, timeout=2.0)
     completions = ["a", "b", "block", "c", "d"]
     one, two, blocked, three, four = await asyncio.gather(
         *(both.score(SUM, text) for text in completions), return_exceptions=True
@@ -229,6 +295,11 @@ def test_rewards_see_no_secret_but_those_that_the_recipe_names(monkeypatch):
                 assert result.total == 0.0
         finally:
             pool.close()
+
+
+def test_what_a_reward_prints_is_shown_at_once(pool, capfd):
+    assert asyncio.run(rewards("ordinary_rewards:says_so", pool).score(SUM, "7")).total == 1.0
+    until(lambda: "said so\n" in capfd.readouterr().err, 20)
 
 
 def test_what_rewards_print_is_forwarded_up_to_a_limit(pool, capfd):

@@ -68,7 +68,7 @@ SCORES = {
         ('```\n{"n": 3}\n```\n```\n{}\n```', 0.0), ("[" * 100_000, 0.0),
         ('{"n": 1' + "0" * 5000 + "}", 0.0), ("", 0.0),
     ],
-    "similarity": [(" 1234 ", 0.75, "1235"), ("", 1.0, ""), ("abc", 0.0, "xyz")],
+    "similarity": [(" 1234 ", 0.75, "1235"), ("", 0.0, "a"), ("abc", 0.0, "xyz")],
     "math_verify": [
         ("so it is $\\frac{14}{2}$", 1.0), ("the answer is 7.0", 1.0), ("8", 0.0), ("", 0.0),
     ],
@@ -145,7 +145,8 @@ def gym_prompts():
 
 @pytest.mark.parametrize("name", sorted({*REWARDS} - {"code", "reward_model", "llm_judge"}))
 def test_malformed_completions_are_scored_and_never_right(pool, name):
-    prompt = Prompt(prompt_id="sums/0/1", text="3+4=", answer="fourteen halves and 31")
+    answer = r"\frac{31}{14}" if name == "math_verify" else "fourteen halves and 31"
+    prompt = Prompt(prompt_id="sums/0/1", text="3+4=", answer=answer)
     prompts = gym_prompts() if name == "reasoning_gym" else [prompt]
     rewards = load_rewards([name], pool=pool, options={name: OPTIONS.get(name, {})})
 

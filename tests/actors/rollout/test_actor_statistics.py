@@ -16,6 +16,7 @@ def life(**changes):
         "groups": {"accepted": 4, "aborted": 1},
         "running_rollouts": 0,
         "mean_running_rollouts": 2.0,
+        "outages": [],
         "serving_seconds": 30.0,
         "idle_seconds": {"first_weights": 5.0, "leases": 3.0},
         "idle_fraction": 0.1,

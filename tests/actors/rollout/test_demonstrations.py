@@ -1,5 +1,7 @@
 """Demonstrations: the ids of a rollout that said them, with the loss on what the policy says."""
 
+import copy
+
 import pytest
 from characters import TEMPLATE, character_tokenizer
 from dialogues import KNOWS_TOOLS, NAMES, Engine, play
@@ -168,6 +170,16 @@ def test_a_turn_ends_with_the_token_that_the_template_ends_it_with():
     plain = Renderer(tokenizer, False)
     render = DemonstrationRenderer(plain, load_stops(plain, ()), end_ids=[eos, turn], eos=eos)
     assert render.pair(ASK, "7")[0][-1] == eos
+
+
+def test_a_turn_ends_as_the_template_ends_it_though_the_model_has_another_end_of_sequence():
+    tokenizer = copy.deepcopy(real_tokenizer("qwen3"))
+    tokenizer.eos_token = "<|endoftext|>"
+    turns = [Message("assistant", "a"), Message("user", "b"), Message("assistant", "c")]
+    tokens = demonstrations(tokenizer).conversation(ASK, turns)
+    thought = "<think>\n\n</think>\n\n"
+    assert said(tokenizer, tokens) == f"{thought}a<|im_end|>{thought}c<|im_end|>"
+    assert "<|endoftext|>" not in tokenizer.decode(tokens[0])
 
 
 @pytest.mark.parametrize("stop", ["\n", "<eos>"])

@@ -1,13 +1,17 @@
 """One rollout: what is recorded of it, and how it fails."""
 
 import asyncio
+import http.client
+import socket
 import threading
+import time
 from dataclasses import replace
 
 import pytest
 import user_module
 from fakes import EOS, SAMPLING, Recited, episodes, ids, lease, play
 
+from actors import outages
 from actors.engines.protocol import SamplingParameters
 from actors.environments.load_environment import load_environment
 from actors.environments.protocol import Message
@@ -19,6 +23,7 @@ from actors.errors import (
     RewardFailed,
     RolloutFailed,
     RolloutTimeout,
+    ServiceLost,
 )
 from headway.clean_text import register
 from headway.errors import HeadwayError, InputError
@@ -203,6 +208,90 @@ def test_a_rollout_without_a_result_says_why(line, settings, kind, reason):
     assert caught.value.reason == reason
     subject = "request g1/1/1/1" if kind is RolloutFailed else "prompt 'sums/0/1'"
     assert subject in str(caught.value)
+
+
+class Dialled(user_module.Countdown):
+    """Asks a service that is away at first."""
+
+    calls = 0
+
+    def step(self, message):
+        type(self).calls += 1
+        if type(self).calls < 3:
+            raise ConnectionError("no sandbox host")
+        return super().step(message)
+
+
+class Hanging(user_module.Countdown):
+    """Waits for the answer of a service in a thread."""
+
+    def step(self, message):
+        one, other = socket.socketpair()
+        with one, other:
+            other.settimeout(1)
+            return http.client.HTTPResponse(other).begin()
+
+
+class HangingPolitely(user_module.Countdown):
+    """Waits for the answer of a service in a coroutine."""
+
+    async def step(self, message):
+        one, other = socket.socketpair()
+        with one, other:
+            reader, _ = await asyncio.open_connection(sock=other)
+            return await reader.read()
+
+
+class Slow(user_module.Countdown):
+    """Computes for long on what the policy said."""
+
+    def step(self, message):
+        time.sleep(0.2)
+        return super().step(message)
+
+
+LATE = {"environment_timeout_seconds": 0.1}
+WHOLE = {"rollout_timeout_seconds": 0.5}
+
+
+@pytest.mark.parametrize("limit", [LATE, WHOLE])
+@pytest.mark.parametrize("score", [-1.0, 0.0])
+def test_an_environment_that_the_policy_makes_slow_scores_by_the_rule(limit, score):
+    lines, of = ["a"] * 9, lease(answer="9")
+    rollout = play(Recited(*lines), of=of, new_environment=Slow, on_timeout=score, **limit)
+    assert (rollout.reward, rollout.reward_parts) == (score, {"timeout": score})
+    assert rollout.finish_reason is FinishReason.TIMEOUT
+    assert sum(rollout.loss_mask) >= 2
+    group = RolloutGroup(group_id="g1", prompt_id="p", attempt=1, rollouts=[rollout])
+    assert decode(encode(group)).rollouts[0].finish_reason is FinishReason.TIMEOUT
+
+
+@pytest.mark.parametrize(
+    ("settings", "error"),
+    [
+        ({"new_environment": Slow, **LATE}, EnvironmentFailed),
+        ({"new_environment": Slow, **WHOLE}, RolloutTimeout),
+        ({"environment": "user_module:Unbuilt", "on_timeout": -1.0, **LATE}, EnvironmentFailed),
+        ({"rewards": ["user_module:hangs_politely"], "on_timeout": -1.0, **WHOLE}, RolloutTimeout),
+        ({"new_environment": Hanging, "on_timeout": -1.0, **LATE}, ServiceLost),
+        ({"new_environment": HangingPolitely, "on_timeout": -1.0, **LATE}, ServiceLost),
+        ({"new_environment": HangingPolitely, "on_timeout": -1.0, **WHOLE}, RolloutTimeout),
+    ],
+)
+def test_without_a_rule_and_by_no_fault_of_the_policy_a_timeout_is_a_failure(settings, error):
+    settings = {"environment": "user_module:Countdown", "outage_seconds": 0.0, **settings}
+    with pytest.raises(error):
+        play(Recited(*["a"] * 9), of=lease(answer="9"), **settings)
+
+
+def test_an_answer_whose_service_is_away_is_asked_for_again(monkeypatch):
+    monkeypatch.setattr(outages, "FIRST_PAUSE", 0.001)
+    engine = Recited("a", "=7")
+    rollout = play(
+        engine, of=lease(answer="2"), new_environment=Dialled, rewards=["user_module:length"]
+    )
+    assert (Dialled.calls, rollout.turns, len(engine.requests)) == (4, 2, 2)
+    assert rollout.finish_reason is FinishReason.STOP
 
 
 @pytest.mark.parametrize("error", [EngineDied("gone"), EngineStale("not yet")])

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 from fakes import Desk, lease, make_worker, open_broker, rollout, scripted_worker, sums, working
 
-from actors.errors import EngineDied, RewardFailed, RolloutFailed
+from actors.errors import EngineDied, Excused, RewardFailed, RolloutFailed
 from actors.rollout.actor_statistics import Occupancy
 from headway.errors import InputError
 from queues.errors import BrokerLostError, QueueClosed
@@ -148,20 +148,35 @@ async def test_a_rollout_that_has_ended_makes_room_before_its_group_has():
         assert worker.statistics.statistics()["running_rollouts"] == 0
 
 
-@pytest.mark.parametrize(("baseline", "failed"), [(False, 1), (True, 2)])
-async def test_a_failed_rollout_or_baseline_fails_its_group_and_aborts_its_siblings(
+@pytest.mark.parametrize(("baseline", "failed"), [(False, 1), (True, 3)])
+async def test_siblings_of_a_failed_rollout_or_baseline_end_and_are_saved_with_its_failure(
     baseline, failed
 ):
-    desk, stage = Desk(lease("bad", greedy_baseline=baseline), lease("good")), Stage()
+    bad = lease("bad", size=3, greedy_baseline=baseline)
+    desk, stage = Desk(bad, lease("good", size=3)), Stage()
     stage.errors["bad", failed] = RewardFailed("reward 'x' of prompt 'sums/0/1' raised")
-    async with at_work(desk, stage, slots=5, size=3) as worker:
-        await desk.until(lambda events: desk.of("fail"))
+    async with at_work(desk, stage, slots=20, size=4) as worker:
+        await desk.until(lambda _: len(stage.begun) == 6 + baseline)
+        assert desk.of("fail") == []
         stage.ended.set()
-        await desk.until(lambda events: desk.of("put"))
+        await desk.until(lambda events: desk.of("put") and desk.of("fail"))
     assert desk.of("fail") == [("bad", 1, "reward", "reward 'x' of prompt 'sums/0/1' raised")]
-    assert sorted(stage.aborted) == [("bad", index) for index in range(failed)]
+    assert stage.aborted == []
+    [(saved,)] = desk.of("save")
+    others = [index for index in range(3) if index != failed]
+    assert [r.sample_index for r in decode(saved).rollouts] == others
+    assert {r.finish_reason for r in decode(saved).rollouts} == {FinishReason.STOP}
+    assert desk.events.index(("save", saved)) < desk.events.index(("fail", *desk.of("fail")[0]))
     assert [decode(payload).group_id for (payload,) in desk.of("put")] == ["good"]
     assert worker.statistics.statistics()["groups"] == {"failed": 1, "accepted": 1}
+
+
+async def test_a_failure_that_counts_is_the_one_of_its_group_beside_one_that_does_not():
+    desk, stage = Desk(lease("g1", size=2)), Stage()
+    stage.errors = {("g1", 0): Excused("a process was killed"), ("g1", 1): RewardFailed("raised")}
+    async with at_work(desk, stage):
+        await desk.until(lambda events: desk.of("fail"))
+    assert desk.of("fail") == [("g1", 1, "reward", "raised")]
 
 
 async def test_a_rollout_that_the_schema_refuses_fails_its_group():

@@ -1,11 +1,12 @@
 """Stops: where a message ends, what of it trains, and what rewards and environments see."""
 
 import asyncio
+import copy
 from dataclasses import replace
 
 import pytest
 from characters import character_tokenizer
-from dialogues import NAMES
+from dialogues import NAMES, Engine
 from fakes import EOS, SAMPLING, Recited, episodes, ids, lease, play
 from hypothesis import given
 from hypothesis import strategies as st
@@ -156,3 +157,62 @@ def test_a_text_that_is_a_special_token_and_more_is_refused(stop):
 def test_an_id_that_no_token_has_is_refused():
     with pytest.raises(InputError, match=r"actors.stop has the id 999, and the tokenizer has ids"):
         load_stops(Renderer(character_tokenizer()), [999])
+
+
+def test_a_token_that_ends_turns_in_the_template_is_a_stop_and_no_part_of_the_text():
+    tokenizer = real_tokenizer("gemma")
+    eos, turn = tokenizer.convert_tokens_to_ids(["<eos>", "<end_of_turn>"])
+    tokenizer = copy.deepcopy(tokenizer)
+    tokenizer.eos_token = "<eos>"
+    stops = load_stops(Renderer(tokenizer), ["<eos>"], include=True)
+    assert stops.ids == (eos, turn)
+    seven = tokenizer.encode("7", add_special_tokens=False)
+    said = [*seven, turn, *seven]
+    assert stops.find(said) == len(seven) + 1
+    assert stops.text(said[: len(seven) + 1]) == "7"
+    assert load_stops(Renderer(tokenizer, False), []).ids == ()
+
+
+MARKED = "<think>hm</think><tool_call>7</tool_call>"
+
+
+@pytest.mark.parametrize(("skip", "text"), [(False, MARKED), (True, "hm7")])
+@pytest.mark.parametrize(("end", "ended"), [([EOS], True), ([], False)])
+def test_markers_that_are_special_tokens_are_in_the_text_of_a_message(skip, text, end, ended):
+    tokenizer = character_tokenizer()
+    markers = ["<think>", "</think>", "<tool_call>", "</tool_call>"]
+    tokenizer.add_special_tokens({"additional_special_tokens": markers})
+    stops = load_stops(Renderer(tokenizer, skip_special_tokens=skip), [])
+    said = tokenizer.encode(MARKED, add_special_tokens=False)
+    assert len(said) == len(markers) + len("hm7")
+    unseen = [tokenizer.pad_token_id]
+    assert stops.text([*said, *unseen, *end], ended=ended) == text
+
+
+def test_a_token_at_which_an_engine_stops_by_itself_is_no_part_of_the_text():
+    """The settings of a model name more of them than its tokenizer does."""
+    tokenizer = real_tokenizer("llama3")
+    end = tokenizer.convert_tokens_to_ids("<|end_of_text|>")
+    runner = replace(episodes(Engine([([5, end], FinishReason.STOP)]), SAMPLING), rewards=Noted())
+    runner = replace(runner, renderer=Renderer(tokenizer))
+    asyncio.run(runner.run(lease(), 0))
+    assert runner.rewards.seen == [(tokenizer.decode([5]), "stop")]
+
+
+def test_tools_run_though_the_markers_of_calls_are_special_tokens():
+    tokenizer = copy.deepcopy(real_tokenizer("qwen3"))
+    markers = ["<tool_call>", "</tool_call>"]
+    tokenizer.add_special_tokens({"additional_special_tokens": markers})
+    call = '<tool_call>{"name": "calculator", "arguments": {"expression": "3+4"}}</tool_call>'
+    said = [tokenizer.encode(text, add_special_tokens=False) for text in (call, "=7")]
+    engine = Engine([([*ids, tokenizer.eos_token_id], FinishReason.STOP) for ids in said])
+    sampling = replace(SAMPLING, max_new_tokens=200)
+    runner = episodes(
+        engine, sampling, environment="tools", renderer=Renderer(tokenizer), max_model_len=1000
+    )
+    rollout = asyncio.run(runner.run(lease(), 0))
+    assert (rollout.turns, rollout.reward_parts["last_answer"]) == (2, 1.0)
+    shown, _ = engine.seen[1]
+    assert tokenizer.decode(shown).endswith(
+        "<tool_response>\n7\n</tool_response><|im_end|>\n<|im_start|>assistant\n"
+    )

@@ -113,6 +113,13 @@ def test_a_file_is_shuffled_anew_every_epoch_and_shows_no_held_out_prompt(tmp_pa
         load(kind, path, heldout=frozenset(map(str, range(30))))
 
 
+def test_a_file_may_be_named_by_its_path_or_as_the_option_of_files(tmp_path):
+    path = write_rows(tmp_path / "rows.JSONL", {"prompt": "a", "completion": "b"})
+    assert next(demonstrations(path)) == next(demonstrations("files", path=path)) == ("a", "b")
+    with pytest.raises(InputError, match="no option split"):
+        demonstrations("files", path=path, split="train")
+
+
 def test_a_source_shows_no_held_out_prompt_and_holds_out_as_many_itself():
     pairs = list(islice(demonstrations("user_module:Shown", heldout=frozenset("024"), first=0), 9))
     assert pairs == [(digit, "3") for digit in "135678913"]
@@ -139,8 +146,9 @@ def test_a_column_of_messages_is_conversations(tmp_path, suffix):
     else:
         parquet.write_table(pyarrow.Table.from_pylist(rows), path)
     assert next(demonstrations(path)) == (READ[:2], READ[2:])
-    with pytest.raises(InputError, match="every prompt is held out"):
-        demonstrations(path, heldout=frozenset(["s\n\nu"]))
+    for prompt in ("s\n\nu", "s\n\nu\n\na\n\nt"):
+        with pytest.raises(InputError, match="every prompt is held out"):
+            demonstrations(path, heldout=frozenset([prompt]))
 
 
 @pytest.mark.parametrize(

@@ -74,6 +74,12 @@ def test_prompts_name_their_part_and_differ_though_parts_are_of_one_task():
     assert easy.metadata["options"]["max_terms"] < hard.metadata["options"]["max_terms"]
 
 
+def test_a_data_set_keeps_its_own_field_part(tmp_path):
+    path = write_rows(tmp_path / "a.jsonl", {"prompt": "a", "metadata": {"part": "own"}})
+    [prompt] = mixture([{"source": "files", "options": {"path": path}}]).next(1)
+    assert prompt.metadata == {"part": "own", "headway:part": "0"}
+
+
 def test_the_held_out_problems_come_from_every_part_and_no_part_trains_them(tmp_path):
     shared = rows(tmp_path / "a.jsonl", "a", 20)
     parts = [shared, {**shared, "name": "again"}, rows(tmp_path / "b.jsonl", "b", 20)]

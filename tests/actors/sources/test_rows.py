@@ -1,6 +1,7 @@
 """Rows of files and data sets: what is read, what is left out, and how that is told."""
 
 import asyncio
+import json
 import logging
 import sys
 
@@ -10,6 +11,7 @@ from pyarrow import parquet
 from row_files import write_rows
 
 from actors.environments.single_turn import SingleTurn
+from actors.sources.examples import DEMONSTRATIONS, load_examples
 from actors.sources.load_source import load_source
 from headway.errors import InputError
 
@@ -104,6 +106,13 @@ def test_fields_may_have_other_names_and_others_become_metadata(tmp_path):
         (prompt,) = source.next(1)
         assert (prompt.text, prompt.answer) == ("1+1", "2")
         assert prompt.metadata == {**metadata, "kind": "sum"}
+
+
+def test_a_column_that_is_ignored_may_have_the_name_of_a_field_of_the_metadata(tmp_path):
+    row = {"prompt": "a", "level": 1, "metadata": {"level": 2}}
+    options = {"path": write_rows(tmp_path / "x.jsonl", row), "other_fields": "ignore"}
+    [prompt] = load_source("files", options=options, seed=0).next(1)
+    assert prompt.metadata == {"level": 2}
 
 
 def test_columns_that_are_not_json_are_bad_rows(tmp_path):
@@ -222,6 +231,50 @@ def test_a_bad_row_is_refused_by_its_number_or_left_out(tmp_path, row, message):
     assert caught.value.exit_code == 2
     assert len(str(caught.value)) < 9000
     assert texts(path, 1, bad_rows="skip") == {"fine"}
+
+
+LOST = {
+    r"$\frac{1}{2}$": r'''U+000C at 1: JSON reads "\frac" so, and LaTeX needs "\\frac" there''',
+    r"\boxed{5}": r'''U+0008 at 0: JSON reads "\boxed" so''',
+    r"a \begin{align}": r'"\begin"', r"x\b": "U+0008 at 1", r"\n\forall x": r'"\forall"',
+    r"3 \times 4": r'"\times"', r"\theta$": r'"\theta"', r"5\text{ cm}": r'"\text"',
+    r"\tfrac{1}{2}": r'"\tfrac"', r"\nabla f": r'"\nabla"', r"1 \notin A": r'"\notin"',
+    r"\\left(1\right)": r'"\right"', r"\rho = 1": r'"\rho"', r"\u000bec{x}": r'"\vec"',
+    r"if $x \neq 1$": r'"\neq"', r"$a$, $\nu$.": r'"\nu"', r"$ 2\tan x$": r'"\tan"',
+    r"\u0007lpha": r'"\alpha"', r"\u001bnd{x}": r'"\end"', r"\u0001": "U+0001 at 0",
+}  # fmt: skip
+"""Texts as a file has them, and what the message says."""
+TEXTS = (
+    "a\tb", "\tan\tapple", "to\teq", "\ttext = 1\n\tfrac = 2", "one line\nan apple\neq 6\nu",
+    "a\r\nb\r\n", "old\rMac\rwith an\rangle", "last line\n\fpage 2", "end of page\f\n2",
+    "costs $5\nu paid $6", "for x in $all\ni=$((i + 1))",
+    "\x1b[31mred\x1b[0m", r"$\frac{1}{2} \times \text{a}$", "\x7f\x85",
+)  # fmt: skip
+ROWS_WITH = {
+    "prompt": '{"prompt": "%s"}',
+    "answer": '{"prompt": "a", "answer": "%s"}',
+    "messages": '{"messages": [{"role": "user", "content": "%s"}]}',
+    "completion": '{"prompt": "a", "completion": "%s"}',
+}
+
+
+@pytest.mark.parametrize("field", ROWS_WITH)
+def test_latex_that_lost_a_backslash_is_refused_by_its_row_and_ordinary_texts_are_read(
+    tmp_path, field
+):
+    def read(written):
+        fine, row = {"prompt": "b", "completion": "c"}, ROWS_WITH[field] % written
+        if field != "completion":
+            return texts(write_rows(tmp_path / "x.jsonl", {"prompt": "b"}, row), 2)
+        path = write_rows(tmp_path / "x.jsonl", fine, row)
+        return load_examples(DEMONSTRATIONS, path, options={}, seed=0, heldout=frozenset())
+
+    for written, problem in LOST.items():
+        with pytest.raises(InputError, match=r"x\.jsonl:2: ") as caught:
+            read(written)
+        assert problem in str(caught.value)
+    for text in TEXTS:
+        read(json.dumps(text)[1:-1])
 
 
 @pytest.mark.parametrize("column", ["prompt", "answer", "metadata"])

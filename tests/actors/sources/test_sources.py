@@ -140,7 +140,7 @@ def test_a_gym_epoch_goes_over_into_the_next_without_repeating():
         ("files", {"path": "x", "shuffle": True}, "no option shuffle"),
         ("files", {"pth": "x"}, "no option pth; its options: .*; did you mean 'path'"),
         ("files", {"path": "/nonexistent.jsonl"}, "cannot be read"),
-        ("files", {"path": "x.csv"}, r"must end in \.jsonl, \.parquet"),
+        ("files", {"path": "x.xlsx"}, r"must end in \.jsonl, \.parquet"),
         ("files", {"path": "x", "shard": [3, 3]}, r"must be \[i, n\]"),
         ("files", {"path": "x", "duplicates": "maybe"}, "duplicates = 'maybe'"),
         ("files", {"path": "x", "min_characters": -1}, "min_characters = -1"),

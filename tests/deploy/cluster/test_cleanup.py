@@ -12,7 +12,13 @@ from pathlib import Path
 
 import pytest
 
-from deploy.cluster.cleanup import SHARED_MEMORY, end_leftovers, private_folder, private_folder_of
+from deploy.cluster.cleanup import (
+    OWNER,
+    SHARED_MEMORY,
+    end_leftovers,
+    left_folders,
+    private_folder,
+)
 from deploy.cluster.worker_logs import end_killed_session
 from deploy.runtime.session_process import MARK
 from deploy.storage.jsonl import append_rows
@@ -90,53 +96,146 @@ def test_workers_are_halted_then_killed_with_their_children_and_named_memory_but
 
 
 @pytest.fixture
-def session(monkeypatch):
-    """Provide a session folder as Ray makes it, whose path is short enough for a socket."""
-    base = Path(tempfile.mkdtemp(prefix="r", dir="/tmp"))
+def folder(monkeypatch, tmp_path):
+    """Provide the private folder of a session of the run in `tmp_path / "run"`, which lives."""
+    base = Path(tempfile.mkdtemp(prefix="r", dir="/tmp"))  # short enough for a socket
     monkeypatch.setenv("RAY_TMPDIR", str(base))
-    with private_folder() as folder:
-        session = folder / "ray" / "session_1"
-        for name in ("sockets", "logs"):
-            (session / name).mkdir(parents=True)
-        yield session
+    with private_folder(tmp_path / "run") as folder:
+        yield folder
     assert list(base.iterdir()) == []
     base.rmdir()
 
 
-def listening(session):
-    raylet = socket.socket(socket.AF_UNIX)
-    raylet.bind(str(session / "sockets" / "raylet"))
-    raylet.listen()
-    return raylet
+def own(folder, **changes):
+    """Change what a private folder says of the session that made it."""
+    owner = json.loads((folder / OWNER).read_text())
+    (folder / OWNER).write_text(json.dumps(owner | changes))
 
 
-def test_only_this_user_may_enter_the_folder_of_ray(session):
-    assert stat.S_IMODE(session.parent.parent.stat().st_mode) == 0o700
+@pytest.mark.parametrize("variable", ["RAY_TMPDIR", "TMPDIR"])
+def test_a_folder_that_is_too_long_for_the_sockets_of_ray_is_not_taken(
+    tmp_path, monkeypatch, variable
+):
+    monkeypatch.delenv("RAY_TMPDIR", raising=False)
+    monkeypatch.setenv(variable, str(tmp_path))
+    monkeypatch.setattr(tempfile, "tempdir", None)  # looked up anew
+    with private_folder(tmp_path / "run") as folder:
+        assert folder.parent == Path("/tmp")
+        longest = "ray/session_2026-01-01_00-00-00_123456_1234567/sockets/plasma_store"
+        (folder / longest).parent.mkdir(parents=True)
+        with socket.socket(socket.AF_UNIX) as raylet:
+            raylet.bind(str(folder / longest))
 
 
-def test_the_folder_of_a_session_that_lives_or_is_not_ours_stays(session):
-    assert private_folder_of(session) is None  # it has no raylet yet
-    with listening(session):
-        assert private_folder_of(session) is None
-    assert private_folder_of(session) == session.parent.parent
-    elsewhere = session.parent.parent / "thesis" / "ray" / "session_1"
-    elsewhere.parent.mkdir(parents=True)
-    assert private_folder_of(session.rename(elsewhere)) is None
+def test_only_this_user_may_enter_the_folder_of_ray(folder):
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o700
 
 
-def test_the_output_of_a_killed_session_is_collected_when_the_run_goes_on(session, tmp_path):
-    directory = RunDirectory(tmp_path)
-    directory.logs.mkdir()
-    append_rows(directory.path / "sessions.jsonl", [{"ray_logs": str(session / "logs")}])
-    output = session / "logs" / f"worker-{'0' * 56}-01000000-7.out"
-    output.write_text(":actor_name:actor-0\nserves\n")
-    with listening(session):
-        end_killed_session(directory)
-        assert session.exists()
+@pytest.mark.parametrize(
+    ("changes", "is_left"),
+    [
+        ({}, False),
+        ({"started": "17"}, True),  # another process has its number
+        ({"pid": 2**22 + 1}, True),  # there is none of its number
+        ({"started": "17", "run": "/elsewhere/run"}, False),
+        ({"started": "17", "host": "another"}, False),
+    ],
+)
+def test_only_the_folder_of_a_dead_session_of_the_run_on_this_machine_is_left(
+    folder, tmp_path, changes, is_left
+):
+    own(folder, **changes)
+    (folder.parent / "headway-thesis").mkdir()  # has no owner
+    assert left_folders(tmp_path / "run") == [folder] * is_left
+    assert left_folders(tmp_path / "other") == []
+    (folder.parent / "headway-thesis").rmdir()
+
+
+@pytest.mark.parametrize("while_ray_started", [False, True])
+def test_what_a_killed_session_left_is_collected_and_removed_when_the_run_goes_on(
+    folder, tmp_path, while_ray_started
+):
+    directory = RunDirectory(tmp_path / "run")
+    directory.logs.mkdir(parents=True)
+    logs = folder / "ray" / "session_1" / "logs"
+    logs.mkdir(parents=True)
+    (logs / f"worker-{'0' * 56}-01000000-7.out").write_text(":actor_name:actor-0\nserves\n")
+    if not while_ray_started:
+        append_rows(directory.path / "sessions.jsonl", [{"ray_logs": str(logs)}])
     end_killed_session(directory)
-    assert not session.parent.parent.exists()
-    assert "serves" in (directory.logs / "actor-0.out").read_text()
+    assert folder.exists()
+    own(folder, started="17")
     end_killed_session(directory)
+    assert not folder.exists()
+    assert (directory.logs / "actor-0.out").exists() != while_ray_started
+    end_killed_session(directory)
+
+
+# A worker of Ray's with an engine that holds a semaphore; both are killed, with their tracker.
+ENGINE = """
+import multiprocessing, time
+lock = multiprocessing.get_context("spawn").Lock()
+print(lock._semlock.name, flush=True)
+time.sleep(600)
+"""
+WORKER_OF_ENGINE = f"""
+import subprocess
+subprocess.Popen([{sys.executable!r}, "-c", {ENGINE!r}]).wait()
+"""
+HOLDER = f"""
+import json, os, signal, subprocess, sys
+from pathlib import Path
+import psutil
+from deploy.cluster.cleanup import private_folder, removing_memory
+from tests.waiting import until
+
+run, how = Path(sys.argv[1]), sys.argv[2]
+worker = subprocess.Popen(
+    ["ray::Worker", "-c", {WORKER_OF_ENGINE!r}], executable=sys.executable,
+    stdout=subprocess.PIPE, text=True,
+)
+file = Path("/dev/shm/sem." + worker.stdout.readline().strip().removeprefix("/"))
+
+def kill():
+    for process in [*psutil.Process(worker.pid).children(recursive=True), worker]:
+        process.kill()
+    worker.wait(10)
+
+with private_folder(run) as folder:
+    noted = lambda: str(file) in (folder / "shared_memory.json").read_text()
+    with removing_memory(folder, 3600 if how == "end" else 0.05):
+        until(noted)
+        assert file.exists()
+        kill()
+        if how == "meanwhile":
+            until(lambda: not file.exists())
+        elif how == "session":
+            os.kill(os.getpid(), signal.SIGKILL)
+assert not file.exists()
+"""
+
+
+@pytest.mark.parametrize("how", ["meanwhile", "end", "session"])
+def test_semaphores_of_a_killed_engine_are_removed(monkeypatch, tmp_path, how):
+    """Once all who held them are dead, at the end of the run, or by the session after a kill."""
+    base = Path(tempfile.mkdtemp(prefix="r", dir="/tmp"))  # short enough for a socket
+    monkeypatch.setenv("RAY_TMPDIR", str(base))
+    ran = subprocess.run(
+        [sys.executable, "-c", HOLDER, tmp_path / "run", how],
+        capture_output=True, text=True, timeout=120, check=False,
+    )  # fmt: skip
+    if how == "session":
+        assert ran.returncode == -signal.SIGKILL
+        [folder] = left_folders(tmp_path / "run")
+        held = [Path(path) for _, path in json.loads((folder / "shared_memory.json").read_text())]
+        (tmp_path / "run" / "logs").mkdir(parents=True)
+        end_killed_session(RunDirectory(tmp_path / "run"))
+        assert not folder.exists()
+        assert [path for path in held if path.exists()] == []
+    else:
+        assert ran.returncode == 0, ran.stderr
+    assert {*base.iterdir()} == set()
+    base.rmdir()
 
 
 def test_what_a_killed_session_left_is_ended_with_its_named_memory_and_nothing_else(tmp_path):

@@ -3,10 +3,13 @@
 import asyncio
 import multiprocessing
 import os
+import shutil
 import signal
 import subprocess
 import threading
+import time
 from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -16,7 +19,7 @@ from ray.exceptions import RayTaskError
 from deploy.cluster import ray_cluster as cluster
 from deploy.cluster.placement import Node
 from deploy.config.loader import load_recipe
-from deploy.errors import RayletDied, RunFailed
+from deploy.errors import RayDied, RunFailed
 from headway.errors import InputError
 
 NODES = [Node(node_id=name * 56, address=name, resources={}, labels={}) for name in "abc"]
@@ -67,31 +70,130 @@ def test_a_node_without_headway_is_named(monkeypatch):
         cluster.versions_of(NODES)
 
 
-def test_a_raylet_that_is_killed_is_noticed_at_once(monkeypatch):
-    monkeypatch.setattr(cluster, "RAYLET", "sleep")
+@pytest.fixture
+def servers(tmp_path):
+    """Provide processes with the names of Ray's servers, which do nothing."""
+    started = {}
+    for name in cluster.SERVERS:
+        shutil.copy(shutil.which("sleep"), tmp_path / name)
+        started[name] = subprocess.Popen([tmp_path / name, "60"])
+    yield started
+    for process in started.values():
+        process.kill()
+        process.wait(10)
 
-    async def kill(raylet):
-        watching = asyncio.create_task(cluster.fail_with_raylet())
+
+@pytest.mark.parametrize("name", cluster.SERVERS)
+def test_a_server_of_ray_that_is_killed_is_noticed_at_once_and_named(servers, name):
+    async def kill():
+        watching = asyncio.create_task(cluster.fail_with_ray())
         await asyncio.sleep(0)
         assert not watching.done()
-        raylet.kill()
-        with pytest.raises(RayletDied, match="raylet on this machine died"):
-            await asyncio.wait_for(watching, 10)
+        servers[name].kill()
+        await asyncio.wait_for(watching, 10)
 
-    with subprocess.Popen(["sleep", "60"]) as raylet:
-        asyncio.run(kill(raylet))
-    with pytest.raises(RayletDied):  # it was gone before anyone watched it
-        asyncio.run(cluster.fail_with_raylet())
+    died = f"Ray's {name} on this machine died"
+    with pytest.raises(RayDied, match=died):
+        asyncio.run(kill())
+    with pytest.raises(RayDied, match=died):  # it was gone before anyone watched it
+        asyncio.run(cluster.fail_with_ray())
 
 
-def test_a_raylet_that_is_stopped_is_killed(monkeypatch):
-    monkeypatch.setattr(cluster, "RAYLET", "sleep")
-    monkeypatch.setattr(cluster, "RAYLET_SECONDS", 0.05)
-    with subprocess.Popen(["sleep", "60"]) as raylet:
-        raylet.send_signal(signal.SIGSTOP)
-        with pytest.raises(RayletDied):
-            asyncio.run(asyncio.wait_for(cluster.fail_with_raylet(), 10))
-        assert raylet.wait(10) == -signal.SIGKILL
+@pytest.mark.parametrize("name", cluster.SERVERS)
+def test_a_server_of_ray_that_is_stopped_is_killed(monkeypatch, servers, name):
+    monkeypatch.setattr(cluster, "STOPPED_SECONDS", 0.3)
+    servers[name].send_signal(signal.SIGSTOP)
+    stopped_at = time.monotonic()
+    with pytest.raises(RayDied, match=f"Ray's {name} on this machine died"):
+        asyncio.run(asyncio.wait_for(cluster.fail_with_ray(), 10))
+    assert servers[name].wait(10) == -signal.SIGKILL
+    assert time.monotonic() - stopped_at >= 0.3
+
+
+@pytest.fixture
+def started(monkeypatch, tmp_path):
+    """Stand for a cluster that starts here; provide the folder of its logs."""
+    output = tmp_path / "session" / "logs"
+    output.mkdir(parents=True)
+    address_info = {"session_dir": str(output.parent)}
+    monkeypatch.setattr(ray, "init", lambda **_: SimpleNamespace(address_info=address_info))
+    monkeypatch.setattr(ray, "shutdown", lambda: None)
+    monkeypatch.setattr(cluster, "_check_nodes", lambda *_, **__: None)
+    return output
+
+
+@pytest.mark.parametrize(
+    ("struck", "logged", "name"),
+    [
+        ("gcs_server", "", "gcs_server"),
+        ("raylet", "", "raylet"),
+        ("raylet", "dashboard_agent", "DashboardAgent"),
+        ("raylet", "runtime_env_agent", "RuntimeEnvAgent"),
+    ],
+)
+@pytest.mark.parametrize(
+    "first", [RunFailed("broker: the broker is gone"), InputError("it cannot hold this run")]
+)
+def test_what_follows_the_death_of_a_process_of_ray_counts_as_that_death(
+    servers, started, tmp_path, struck, logged, name, first
+):
+    """A raylet writes which of its agents has died, and ends its workers before itself."""
+    text = f"The raylet exited immediately because one Ray agent failed, agent_name = {logged}.\n"
+    expected = f"Ray's {name} on this machine died, and with it all processes of the run"
+
+    def run():
+        with cluster.cluster(load_recipe("demo"), tmp_path):
+            (started / "raylet.out").write_text(text if logged else "")
+            servers[struck].kill()
+            if isinstance(first, InputError):  # is raised since Ray knows of the death
+                servers[struck].wait(10)
+            raise first
+
+    with pytest.raises(RayDied, match=expected) as died:
+        run()
+    assert died.value.__cause__ is first
+
+
+def test_an_error_of_a_run_whose_ray_lives_is_raised_as_it_is(
+    monkeypatch, servers, started, tmp_path
+):
+    monkeypatch.setattr(cluster, "FOLLOWS_SECONDS", 0.1)
+    with (
+        pytest.raises(RunFailed, match="a bug") as failed,
+        cluster.cluster(load_recipe("demo"), tmp_path),
+    ):
+        raise RunFailed("a bug")
+    assert not isinstance(failed.value, RayDied)
+
+
+@pytest.mark.parametrize(
+    ("error", "passes"),
+    [
+        (RuntimeError("Failed to start GCS. Last 4 lines of error files: …"), True),
+        (Exception("The current node timed out during startup"), True),
+        (TimeoutError("no answer"), True),
+        (ConnectionError("the GCS does not answer"), True),
+        (BlockingIOError(11, "Resource temporarily unavailable"), True),
+        (OSError("AF_UNIX path length cannot exceed 107 bytes: /tmp/…"), False),
+        (ValueError("num_cpus must not be negative"), False),
+    ],
+)
+def test_a_ray_that_does_not_start_is_tried_again_unless_it_refuses_what_it_is_given(
+    monkeypatch, tmp_path, error, passes
+):
+    def init(*, _temp_dir, **_):
+        logs = Path(_temp_dir) / "session_2026" / "logs"
+        logs.mkdir(parents=True)
+        (logs / "gcs_server.out").touch()
+        raise error
+
+    monkeypatch.setattr(ray, "init", init)
+    with (
+        pytest.raises(RunFailed, match="not start on this machine, its gcs_server died") as failed,
+        cluster.cluster(load_recipe("demo"), tmp_path),
+    ):
+        pass
+    assert isinstance(failed.value, RayDied) == passes
 
 
 def test_a_cluster_of_one_node_is_not_asked():

@@ -27,6 +27,7 @@ def make_context(folder, *, on_drift="alert", **settings):
         config=SimpleNamespace(
             deploy=DeployConfig(**settings),
             queues=SimpleNamespace(on_overdue="wait"),
+            heldout=None,
             weight_sync=WeightSyncConfig(on_drift=on_drift),
         ),
         inputs=None,

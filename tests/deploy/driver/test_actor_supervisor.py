@@ -321,6 +321,31 @@ def test_a_restart_that_fails_or_hangs_in_its_start_counts_and_is_tried_again(st
     ]
 
 
+NO_PACKAGE = "ModuleNotFoundError: No module named 'flash_attn'"
+NOT_CREATED = RayActorError(error_msg=f"its creation task failed\n{NO_PACKAGE}",
+                            actor_init_failed=True)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [
+        (NOT_CREATED, f"its process died: {NO_PACKAGE}"),
+        (raised(EngineDied("Head size 24 is not supported")), "Head size 24 is not supported"),
+    ],
+)
+@pytest.mark.parametrize("worked_before", [False, True])
+def test_an_actor_that_fails_twice_in_the_same_way_at_its_start_ends_the_run_with_the_error(
+    stage, error, reason, worked_before
+):
+    played = stage(*[RayActorError()] * worked_before, *[(error, OVER)] * 5)
+    with pytest.raises(RunFailed) as failed:
+        played.play()
+    assert str(failed.value) == (
+        f"actor-3 failed twice in the same way before it did any work: {reason}"
+    )
+    assert len(played.waits) == 1 + worked_before
+
+
 def test_no_successor_is_made_when_the_run_is_over(stage):
     played = stage(RayActorError(), release=QueueClosed("the run is over"))
     played.play()

@@ -68,10 +68,13 @@ def test_a_pinned_evaluation_has_the_first_actor_to_itself_and_else_all_do_every
 class Scored:
     """A broker whose only evaluation has failed in nine of ten rollouts."""
 
+    def __init__(self, newest=0):
+        self.newest = newest
+
     async def evaluation(self, name, *, timeout):
         return Evaluation(
             count=10, failed=9, score=1.0, best=None, incomplete=9, lowest_version=0,
-            highest_version=0,
+            highest_version=self.newest,
         )  # fmt: skip
 
     async def status(self, after):
@@ -92,6 +95,17 @@ def test_a_score_is_shown_and_measured_with_its_failures_and_the_latest_of_them(
     registry = CollectorRegistry()
     registry.register(RunMetrics(context.record, tmp_path, list))
     assert registry.get_sample_value("headway_heldout_failed", {"kind": "greedy"}) == 9
+
+
+@pytest.mark.parametrize(("pinned", "newest"), [(True, 3), (True, 0), (False, 3)])
+def test_a_pinned_score_of_several_versions_is_said(tmp_path, pinned, newest):
+    context = make_context(tmp_path)
+    context.config.heldout = HeldoutConfig(pinned=pinned)
+    planned = [PlannedEvaluation(version=0, kind="greedy", temperature=0.0, size=10)]
+    context = replace(context, inputs=SimpleNamespace(prompts=SimpleNamespace(evaluations=planned)))
+    asyncio.run(collect(context, Scored(newest), SimpleNamespace(scores=lambda *_: None)))
+    said = "it is sampled by versions 0 to 3 though heldout.pinned = true" in output(context)
+    assert said == (pinned and newest > 0)
 
 
 class Watched:

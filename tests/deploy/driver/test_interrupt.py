@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 from deploy.config.loader import load_recipe
-from deploy.errors import RayletDied
+from deploy.errors import RayDied
 from deploy.run import SAVE_FACTOR, Run, save_seconds
 from tests.deploy.driver.contexts import make_context, output
 from tests.deploy.trained import train
@@ -60,7 +60,7 @@ def test_a_signal_that_ends_ray_too_is_an_interrupt(tmp_path):
     train(run.context.directory, [{}])
 
     async def lose_ray():
-        raise RayletDied("Ray is gone")
+        raise RayDied("Ray is gone")
 
     async def scenario():
         run.learning, training = (asyncio.create_task(lose_ray()) for _ in range(2))

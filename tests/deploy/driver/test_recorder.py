@@ -14,6 +14,7 @@ from deploy.observability.trackers import Trackers
 from learner.diagnostics.batch_report import TrainedBatch
 from tests.deploy.driver.contexts import make_context, output
 from tests.deploy.trained import train
+from tests.queues.conftest import WAIT, begin_work, make_broker, opened
 from weight_sync.announcements import WeightUpdateReport
 
 BATCH = {
@@ -150,6 +151,39 @@ def test_failures_of_this_session_end_the_run_with_the_last_error(tmp_path):
         RunFailed, match=r"^3 of the last 640 groups failed for good.*a reward raised$"
     ):
         follow(make_context(tmp_path, max_failed_groups=2), processes)
+
+
+ERROR = 'raised KeyError("lost")\n  File "/home/me/task.py", line 3, in score'
+
+
+@pytest.mark.parametrize(
+    ("trained", "failing", "ends"),
+    [(0, 7, "failed"), (3, 2, "failed"), (9, 2, "done"), (3, 0, "done"), (0, 0, "failed")],
+)
+async def test_a_run_that_trained_less_than_asked_as_prompts_failed_has_failed(
+    tmp_path, trained, failing, ends
+):
+    async with opened(make_broker(tmp_path, max_attempts=1)) as broker:
+        await begin_work(broker, 8)
+        for _ in range(failing):
+            (lease,) = await broker.lease("a", 2, WAIT)
+            await broker.fail("a", lease.group_id, 1, reason="reward", error=ERROR)
+    context = make_context(tmp_path)
+    processes = Processes(version=trained, depth={"failed": failing})
+    checked = Recorder(context, processes, trackers_of(context)).check_complete()
+    if ends == "done":
+        await checked
+        return
+    with pytest.raises(RunFailed) as caught:
+        await checked
+    message = str(caught.value)
+    assert message.startswith(f"{trained} of 9 steps are trained, and no prompt is left to train")
+    if failing:
+        named = ", ".join(f"sums/0/{n}" for n in range(min(failing, 5)))
+        more = f" and {failing - 5} more" if failing > 5 else ""
+        assert f"{failing} training groups, of prompts {named}{more}; the last" in message
+        assert f"of prompt sums/0/{failing - 1}: {ERROR}\n" in message
+        assert f"headway requeue {tmp_path}, then headway resume {tmp_path}" in message
 
 
 def test_a_summary_is_written_though_the_broker_keeps_its_accounting(tmp_path):

@@ -299,6 +299,24 @@ async def test_nothing_has_to_move_while_a_disk_is_full_or_the_learner_loads(tmp
     assert stage.output().count("the pause is over") == paused
 
 
+async def test_a_service_that_rollouts_wait_for_is_named_and_nothing_has_to_move(tmp_path):
+    stage = Stage(tmp_path, stall_seconds=0.15)
+    away = ("reward 'judge:score'", "raised ConnectionError('no judge')", 7.0)
+    stage.actor = replace(stage.actor, running=2, outages=[away])
+    following = asyncio.create_task(stage.until(lambda: False))
+    began = time.monotonic()
+    await reached(lambda: time.monotonic() > began + 0.5)  # longer than a stall
+    assert not following.done()
+    assert stage.actor_restarts == []
+    assert "paused: actor-0: reward 'judge:score' waits since " in stage.output()
+    assert "on a service that is away: raised ConnectionError('no judge')" in stage.output()
+    [wait] = stage.watchdog.overdue
+    assert (wait.who, wait.on, wait.seconds) == ("actor-0: reward 'judge:score'", "a service", 7.0)
+    stage.actor = replace(stage.actor, outages=())
+    with pytest.raises(RunFailed, match="nothing moved"):
+        await following
+
+
 def test_a_checkpoint_that_is_written_may_take_as_long_as_its_bytes(tmp_path):
     assert writing_ends(tmp_path) == 0
     unfinished = tmp_path / ".v000005.tmp" / "optimizer" / "rank-0.safetensors"

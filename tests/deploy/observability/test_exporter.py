@@ -1,6 +1,7 @@
 """The address that Prometheus asks, and what it is told."""
 
 import asyncio
+import errno
 import json
 import shutil
 import socket
@@ -10,6 +11,7 @@ import urllib.request
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 import yaml
@@ -169,6 +171,14 @@ def test_the_file_is_there_from_the_beginning_follows_and_stays_away_when_all_is
     others.clear()
     exporter.write()
     assert not file.exists()
+
+
+def test_a_disk_that_became_read_only_hides_no_other_failure_of_a_run(exporter, monkeypatch):
+    read_only = Mock(side_effect=OSError(errno.EROFS, "Read-only file system"))
+    monkeypatch.setattr(Path, "unlink", read_only)
+    exporter.close()
+    read_only.assert_called_once()
+    monkeypatch.undo()
 
 
 def test_the_shipped_configuration_of_prometheus_looks_where_a_run_is_by_default():

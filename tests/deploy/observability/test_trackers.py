@@ -46,8 +46,11 @@ class Recording:
 
 
 class Failing:
+    def __init__(self, error):
+        self.error = error
+
     def log(self, version, figures):
-        raise OSError("no network")
+        raise self.error
 
     def close(self):
         raise AssertionError("was left out before")
@@ -74,14 +77,15 @@ def test_a_batch_with_its_rollouts_as_text_is_logged_at_the_version_that_it_made
     assert events == [(4, FIGURES), (4, SHOWN), (4, {"heldout/greedy": 0.75}), "closed"]
 
 
-def test_a_tracker_that_fails_is_said_once_and_the_others_go_on():
+@pytest.mark.parametrize("error", [OSError("no network"), SystemExit(3), KeyboardInterrupt()])
+def test_a_tracker_that_fails_is_said_once_and_the_others_go_on(error):
     events, said = [], []
-    tracker = made(["bad", "good"], {"bad": Failing(), "good": Recording(events)}, said)
+    tracker = made(["bad", "good"], {"bad": Failing(error), "good": Recording(events)}, said)
     tracker.batch(ROW)
     tracker.batch({**ROW, "version": 4})
     tracker.close(60.0)
     assert [version for version, _ in events[:-1]] == [4, 5]
-    assert said == ["tracker bad failed and is left out from now on: OSError('no network')"]
+    assert said == [f"tracker bad failed and is left out from now on: {error!r}"]
 
 
 @pytest.fixture

@@ -3,6 +3,7 @@
 import json
 import signal
 from itertools import islice
+from typing import ClassVar
 
 import psutil
 import pytest
@@ -30,6 +31,8 @@ class Letters:
     """A tokenizer with a token for each of Unicode's characters."""
 
     chat_template, eos_token_id, pad_token_id, unk_token_id = None, 1, 0, None
+    added_tokens_decoder: ClassVar = {}
+    special_tokens_map: ClassVar = {}
 
     def encode(self, text, add_special_tokens):
         return [ord(letter) for letter in text]

@@ -311,6 +311,52 @@ def test_a_source_that_would_end_the_command_is_refused_and_prints_little(tmp_pa
     assert len(capsys.readouterr().out) < 70_000
 
 
+BLOCKING = """
+import threading
+
+from queues.records import Prompt
+
+def wait(where):
+    if where == "WHERE":
+        while True:
+            try:
+                threading.Event().wait()
+            except Exception:
+                pass  # as code that tries everything again
+
+wait("import")
+
+class Source:
+    def __init__(self, *, split="train", **settings):
+        self.split = split
+        if split == "train":
+            wait("init")
+    def next(self, count):
+        if self.split == "train":
+            wait("next")
+        return [Prompt(prompt_id=f"mine/0/{n}", text=str(n), answer="1") for n in range(count)]
+    def cursor(self):
+        wait("cursor")
+        return ""
+    def restore(self, cursor): pass
+
+def score(prompt, completion, answer, metadata):
+    return 0.0
+"""
+
+
+@pytest.mark.parametrize("where", ["import", "init", "next", "cursor"])
+def test_code_of_the_recipe_that_never_answers_is_refused_with_its_line(tmp_path, own, where):
+    own(f"blocking_{where}", BLOCKING.replace("WHERE", where))
+    blocking, line = f"blocking_{where}:", rf"blocking_{where}\.py\", line \d+, in wait"
+    config = recipe(
+        tmp_path, f"prompts.source={blocking}Source", f"heldout.source={blocking}Source",
+        f'actors.reward=["{blocking}score"]', "deploy.watchdog_seconds=0.2",
+    )  # fmt: skip
+    with pytest.raises(InputError, match=rf"(?s)within 0.6 s, 3 times .* waits here:.*{line}"):
+        check_code(config)
+
+
 def test_the_model_of_a_critic_is_looked_for_and_not_fetched(tmp_path, tiny_model, monkeypatch):
     monkeypatch.setattr("huggingface_hub.snapshot_download", None)
     described = {"organisation/name": {}}

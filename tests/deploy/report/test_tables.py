@@ -1,10 +1,12 @@
 """Tables at the end of commands, from hand-made figures."""
 
 import io
+from pathlib import Path
 
+import pytest
 from rich.console import Console
 
-from deploy.report.tables import show_bias, show_failed
+from deploy.report.tables import describe_failed, show_bias, show_failed
 from queues.readers.accounting import FailedPrompt
 from queues.readers.selection_bias import Fate, compare
 
@@ -30,6 +32,24 @@ def test_failed_prompts_are_shown_with_the_lines_that_raised_most_often():
     assert "raised KeyError('24')" in text
     assert f"25 of 26 were raised at\n{where}\n" in text
     assert text.count("/home/me/task.py") == 1
+
+
+@pytest.mark.parametrize("run", [None, Path("runs/mine")])
+def test_what_failed_is_named_and_only_training_prompts_are_tried_again(run):
+    failed = [
+        *(FailedPrompt(f"p/{n}", f"g{n}", "train", 3, "reward", f"raised {n}") for n in range(49)),
+        FailedPrompt("h/1", "e1", "evaluate", 3, "reward", "raised late" + "!" * 9000),
+    ]
+    training, *hint, heldout = describe_failed(failed, run).splitlines()
+    assert training == (
+        "failed for good: 49 training groups, of prompts p/0, p/1, p/2, p/3, p/4 and 44 more; the "
+        "last error, of prompt p/48: raised 48"
+    )
+    again = "to try them again: headway requeue runs/mine, then headway resume runs/mine"
+    assert hint == ([again] if run else [])
+    assert heldout.startswith("failed for good: 1 held-out groups, of prompts h/1; the last error")
+    assert len(heldout) < 2000
+    assert describe_failed([], run) == ""
 
 
 def test_what_was_dropped_is_shown_beside_what_was_trained():

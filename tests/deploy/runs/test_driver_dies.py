@@ -2,20 +2,23 @@
 
 import random
 import time
+from collections import Counter
 from contextlib import suppress
 from pathlib import Path
 
 import psutil
 import pytest
 
-from deploy.cluster.ray_cluster import RAYLET
+from deploy.cluster.cleanup import TRACKER, left_folders
 from tests.deploy.processes import started_for, wait_for_end
-from tests.deploy.running import WAIT_SECONDS, Running
+from tests.deploy.running import ACTOR, BROADCASTER, BROKER, RANK, WAIT_SECONDS, Running
 from tests.deploy.runtime.test_session_process import links
 from tests.waiting import until
 
 pytestmark = [pytest.mark.slow, pytest.mark.ray, pytest.mark.deepspeed, pytest.mark.timeout(3000)]
 
+SERVERS = {"gcs_server", "raylet", "ray::DashboardAgent", "ray::RuntimeEnvAgent"}
+"""Processes of Ray's own without which a session ends."""
 KILLS, STEPS = 20, 600
 SLOW = "actors.scripted_options={tokens_per_second=40.0}"
 
@@ -53,7 +56,7 @@ def test_a_run_outlives_the_death_of_its_raylet(headway):
     with Running(headway, "grounded", *settings) as run:
         run.trains(13)
         [session] = [p for p in psutil.Process(run.process.pid).children() if p.children()]
-        [raylet] = [child for child in session.children() if child.name() == RAYLET]
+        [raylet] = [child for child in session.children() if child.name() == "raylet"]
         struck = time.time()
         raylet.kill()
         [restart] = run.until(lambda: run.rows("restarts.jsonl"))
@@ -82,3 +85,62 @@ def test_a_run_outlives_twenty_kills_of_its_command_at_random_moments(headway):
     assert {row["actor"] for row in run.rows("restarts.jsonl")} == {"driver"}
     assert run.summary["status"] == "done"
     run.check_accounts(STEPS)
+
+
+def kind(process):
+    """Return what a process below a command is, by its title, script or program."""
+    words = process.cmdline()
+    title = words[0].split()[0].split(".")[0]
+    if title.startswith("ray::"):
+        return title
+    scripts = [Path(word).name for word in words if word.endswith(".py")]
+    is_session = {"run", "resume"} & {*words} and any("headway" in word for word in words[:3])
+    return "session" if is_session else (*scripts, Path(words[0]).name)[0]
+
+
+def below(command):
+    """Return the processes below a command by kind, the newest of each."""
+    kinds = {}
+    for process in command.children(recursive=True):
+        with suppress(psutil.NoSuchProcess, IndexError):  # it ends, or is a zombie
+            if TRACKER not in " ".join(process.cmdline()):
+                kinds[kind(process)] = process
+    return kinds
+
+
+def test_a_run_outlives_sixty_kills_of_every_process_below_its_command(headway):
+    """Every other kill waits for a batch; the others strike wherever a start stands.
+
+    Whatever is in the tree of processes is struck, what was struck least before others.
+    """
+    kills, steps, draw = 60, 300, random.Random(60)
+    settings = (
+        f"steps={steps}", f"heldout.every={steps}", f"deploy.max_restarts={kills}",
+        "learner.checkpoint_every=10", "actors.scripted_options={tokens_per_second=15.0}",
+    )  # fmt: skip
+    struck = Counter()
+    with Running(headway, "unkillable", *settings) as run:
+        command = psutil.Process(run.process.pid)
+        for number in range(kills):
+            if number % 2 == 0:
+                run.trains_more(1)
+                run.until(lambda: RANK in below(command))  # a new session mends its rows first
+            else:
+                time.sleep(draw.uniform(0.0, 12.0))
+            kinds = run.until(lambda: below(command))
+            chosen = min(sorted(kinds), key=lambda name: (struck[name], draw.random()))
+            with suppress(psutil.NoSuchProcess):
+                kinds[chosen].kill()
+                struck[chosen] += 1
+            print(f"{number}: {chosen}", flush=True)
+            if number % 2 == 0 and chosen in SERVERS:
+                died = f"Ray's {chosen.removeprefix('ray::')} on this machine died"
+                run.until(lambda died=died: died in str(run.rows("restarts.jsonl")[-1:]))
+        run.process.wait(6 * WAIT_SECONDS)
+        assert run.process.returncode == 0, run.output()
+    wait_for_end(headway, seconds=60)
+    assert {"session", ACTOR, BROKER, RANK, *SERVERS} <= {*struck}
+    assert any(name.startswith(BROADCASTER) for name in struck)
+    assert run.summary["status"] == "done"
+    run.check_accounts(steps)
+    assert left_folders(run.folder) == []

@@ -17,7 +17,7 @@ import psutil
 import pytest
 
 from deploy.cli import app, main
-from deploy.errors import Interrupted, RayletDied, RunFailed
+from deploy.errors import Interrupted, RayDied, RunFailed
 from deploy.runtime import session_process
 from deploy.runtime.session_process import Message
 from deploy.storage.run_directory import RunDirectory
@@ -25,12 +25,12 @@ from headway.errors import InputError
 from tests.waiting import until
 
 SCRIPT = """
-import json, os, pathlib, signal, subprocess, sys, time
+import atexit, json, os, pathlib, signal, subprocess, sys, threading, time
 from deploy.runtime import session_process, signals
 from deploy.runtime.signals import raise_interrupts
 
 folder = pathlib.Path(sys.argv[-1])
-session_process.STOPPED_SECONDS = 0.6
+session_process.STOPPED_SECONDS, session_process.EXIT_SECONDS = 0.6, 0.6
 session_process.SETTLED_SECONDS = float(os.environ.get("SETTLED_SECONDS", "600"))
 raise_interrupts()
 session = session_process.begin_session(lambda run: (run / "cleared").touch())
@@ -39,7 +39,7 @@ log = folder / "sessions"
 number = log.read_text().count("\\n") if log.exists() else 0
 with log.open("a") as file:
     row = {"pid": os.getpid(), "arguments": sys.argv[1:], "crashes": [*session.crashes],
-           "in_a_row": session.budget.in_a_row}
+           "in_a_row": session.budget.in_a_row, "at": time.monotonic()}
     file.write(json.dumps(row) + "\\n")
 interrupts = 0
 for action, *more in json.loads((folder / "plan").read_text())[number]:
@@ -65,6 +65,8 @@ for action, *more in json.loads((folder / "plan").read_text())[number]:
         elif action == "fails":
             session.fails("no node is free")
             sys.exit(2)
+        elif action == "says":
+            getattr(session, more[0])(more[1])
         elif action == "dies":
             os.kill(os.getpid(), signal.SIGKILL)
         elif action == "stops":
@@ -134,6 +136,27 @@ def test_a_session_that_crashes_is_started_again_and_its_exit_code_counts(tmp_pa
     assert (second.crashes, second.in_a_row) == ([crash], 1)
 
 
+def test_a_session_lives_as_long_stopped_as_its_crash_says(tmp_path):
+    command = Command(tmp_path, [("goes on", LIMIT), ("stops",)], [("ends", 0)])
+    assert command.end() == (0, "")
+    first, second = command.sessions()
+    stopped, wait = 0.6, 1.0  # before the first restart
+    assert second.at - first.at >= stopped + wait
+
+
+@pytest.mark.parametrize(
+    ("method", "said", "code"), [("fails", "Ray's raylet died", 0), ("ends", 3, 3)]
+)
+def test_a_session_that_does_not_end_after_it_said_how_is_killed(tmp_path, method, said, code):
+    hangs = [("goes on", LIMIT), ("says", method, said), ("waits",)]
+    command = Command(tmp_path, hangs, [("ends", 0)])
+    late = "the session does not end within 0.6 s of its work, and is killed"
+    assert command.end() == (code, f"headway: {late}\n")
+    crashes = [session.crashes for session in command.sessions()]
+    again = [[f"its process ended by an error: {said}"]] if method == "fails" else []
+    assert crashes == [[], *again]
+
+
 def test_a_session_that_is_stopped_with_its_parent_goes_on_with_it(tmp_path):
     command = Command(tmp_path, [("goes on", LIMIT), ("waits",), ("ends", 0)])
     session = psutil.Process(command.waits(0).pid)
@@ -185,6 +208,17 @@ def test_an_interrupt_before_a_restart_ends_the_command(tmp_path):
     assert RunDirectory(tmp_path).lock.rests()
 
 
+@pytest.mark.parametrize("takes_over", [False, True])
+def test_what_a_crash_left_is_cleared_away_if_the_next_session_ends_before_it_does(
+    tmp_path, takes_over
+):
+    """As by an interrupt soon after a kill."""
+    ends = [*[("records",)] * takes_over, ("ends", 130)]
+    command = Command(tmp_path, [("goes on", LIMIT), ("dies",)], ends)
+    assert command.end()[0] == 130
+    assert (tmp_path / "cleared").exists() != takes_over
+
+
 def kill_parent(session, parent):
     """Kill the parent of a session, and return the next one as soon as it watches the session."""
     parent.kill()
@@ -218,7 +252,8 @@ def test_a_session_that_crashes_after_an_interrupt_leaves_nothing_and_is_not_sta
     command = Command(tmp_path, [*[("goes on", 9)] * begins, ("waits",), ("dies",)])
     command.waits(0)
     command.process.send_signal(signal.SIGTERM)
-    assert command.end() == (130, "")
+    hint = f"headway: stopped by the user\ngo on with: headway resume {tmp_path}\n"
+    assert command.end() == (130, hint if begins else "")
     assert (tmp_path / "cleared").exists() == begins
 
 
@@ -289,7 +324,7 @@ class Sent(session_process.Session):
     def __init__(self, crash, has_worked):
         self.is_again = crash is not None
         self.has_worked, self.has_failed = has_worked, False
-        self.sent, self._wait = [], 0.0
+        self.sent, self._wait, self._again = [], 0.0, ["resume", "mine"]
 
     def _send(self, message):
         self.sent.append(message)
@@ -308,7 +343,7 @@ KILLED = "its process was killed"
         (KILLED, False, Interrupted("stopped"), 130, Message(code=130)),
         (KILLED, False, KeyboardInterrupt(), 130, Message(code=130)),
         (KILLED, True, RunFailed("lost"), 1, Message(code=1)),
-        (None, True, RayletDied("gone"), 1, Message(error="gone")),
+        (None, True, RayDied("gone"), 1, Message(error="gone")),
     ],
 )
 def test_an_error_ends_the_run_unless_it_may_pass(
@@ -329,4 +364,6 @@ def test_an_error_ends_the_run_unless_it_may_pass(
     assert session.sent == [sent]
     monkeypatch.setattr(session_process, "received", SimpleNamespace(any=lambda: True))
     assert not session.may_pass(error), "an interrupt has come"
-    assert capsys.readouterr().err.startswith("headway: ")
+    printed = capsys.readouterr().err
+    assert printed.startswith("headway: ")
+    assert ("go on with: headway resume mine" in printed) == (type(error) is KeyboardInterrupt)

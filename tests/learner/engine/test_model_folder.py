@@ -1,5 +1,7 @@
 """Folders that are written tensor by tensor: those that transformers writes."""
 
+import json
+
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -35,3 +37,19 @@ def test_a_folder_has_every_tensor_and_buffer_that_transformers_writes(
     expected, found = tensors(tmp_path), tensors(own)
     assert found.keys() == expected.keys()
     assert all(torch.equal(found[name], expected[name]) for name in expected)
+
+
+def test_settings_of_generation_are_written_as_they_were_though_they_do_not_fit(
+    tmp_path,
+):
+    """Folders on the hub have a temperature without do_sample, which transformers does not save."""
+    (own := tmp_path / "own").mkdir()
+    write("gpt2", tmp_path)
+    file = "generation_config.json"
+    settings = {"do_sample": False, "temperature": 0.6, "top_p": 0.9, "eos_token_id": [2, 0]}
+    (tmp_path / file).write_text(json.dumps(settings))
+    model = kind_of(configuration("gpt2")).from_pretrained(tmp_path)
+    with pytest.raises(ValueError, match="GenerationConfig is invalid"):
+        model.generation_config.save_pretrained(own)
+    write_config(model, own)
+    assert settings.items() <= json.loads((own / file).read_text()).items()

@@ -7,7 +7,7 @@ import pytest
 from queues.readers.open_run import open_ledger
 from queues.readers.selection_bias import Distribution, Fate, compare, report_bias
 from tests.queues.broker.test_overdue import straggle
-from tests.queues.conftest import WAIT, answer, make_broker, opened
+from tests.queues.conftest import WAIT, answer, begin_work, make_broker, opened
 from tests.queues.simulated_run import Run, make_state
 
 
@@ -59,6 +59,26 @@ def test_lengths_of_what_waits_are_those_that_were_drawn():
     drawn = statistics.fmean(kept + lost)
     assert statistics.fmean(waited) == pytest.approx(drawn, rel=0.15)
     assert statistics.fmean(kept) < 0.9 * statistics.fmean(waited)
+
+
+def test_what_failed_and_what_timed_out_is_compared_with_what_was_trained():
+    trained = [Fate(name="trained", seconds=2.0)] * 2
+    report = compare(
+        [*trained, Fate(name="timeout", seconds=8.0), Fate(name="failed", seconds=4.0)]
+    )
+    assert (report.groups["timeout"], report.groups["failed"], report.bias) == (1, 1, 2.0)
+    assert report.fates["timeout"]["seconds"].mean == 8.0
+
+
+async def test_the_ledger_tells_groups_that_failed_from_those_that_timed_out(tmp_path):
+    async with opened(make_broker(tmp_path, max_attempts=1)) as broker:
+        leases = await begin_work(broker, 3, capacity=6)
+        for lease, reason in zip(leases, ("reward", "timeout", "timeout"), strict=True):
+            await broker.fail("a", lease.group_id, 1, reason=reason, error="raised")
+    with open_ledger(tmp_path) as database:
+        report = report_bias(database)
+    assert (report.groups["failed"], report.groups["timeout"], report.bias) == (1, 2, None)
+    assert [report.fates[name]["seconds"].count for name in ("failed", "timeout")] == [1, 2]
 
 
 def test_distributions_are_those_of_the_nearest_rank():

@@ -59,7 +59,7 @@ def test_results_leave_by_deadline_and_then_in_the_order_of_issue_whoever_came_f
     assert 4.0 <= status_of(state, -1, paused=None).oldest_ready_seconds < 60.0
 
 
-@pytest.mark.parametrize("reason", ["engine_lost", "reward_model_lost"])
+@pytest.mark.parametrize("reason", ["engine_lost", "infrastructure", "reward_model_lost"])
 def test_what_a_group_cannot_help_costs_it_no_wait_and_is_not_held_against_it(reason):
     state = make_state(retry_seconds=1.0)
     (group,) = state.issue(make_prompts(1))

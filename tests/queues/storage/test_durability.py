@@ -2,8 +2,10 @@
 
 import asyncio
 import errno
+import os
 import shutil
 import sqlite3
+import tempfile
 import threading
 from functools import partial
 
@@ -113,16 +115,19 @@ async def test_a_call_that_is_repeated_is_answered_no_sooner_than_the_first_is_d
         await asyncio.gather(first, repeated)
 
 
-async def test_after_a_failed_commit_nothing_is_accepted_any_more(tmp_path, monkeypatch):
-    def broken_disk(self):
-        raise OSError(errno.EIO, "Input/output error")
+@pytest.mark.parametrize("code", [errno.EIO, errno.EROFS])
+async def test_after_a_failed_commit_nothing_is_accepted_any_more(tmp_path, monkeypatch, code):
+    def broken_disk(*_, **__):
+        raise OSError(code, os.strerror(code))
 
     async with opened(make_broker(tmp_path)) as broker:
         lease, other = await begin_work(broker, 4, capacity=4)
         assert await broker.put("a", answer(lease)) is PutStatus.ACCEPTED
         with monkeypatch.context() as broken:
             broken.setattr(Journal, "commit", broken_disk)
-            with pytest.raises(LedgerError, match="Input/output error"):
+            broken.setattr(tempfile, "TemporaryFile", broken_disk)
+            words = f"^{tmp_path}/journal cannot be written: {os.strerror(code)}; the commit failed"
+            with pytest.raises(LedgerError, match=words):
                 await broker.put("a", answer(other))
         for call in (
             broker.issue(make_prompts(1, 9), cursor="5"),

@@ -1,12 +1,14 @@
 """`headway requeue`: failed groups are queued again, and no other."""
 
+from dataclasses import replace
+
 import pytest
 
 from headway.errors import InputError
-from queues.errors import LedgerError
+from queues.errors import LedgerError, QueueClosed
 from queues.readers.accounting import read_accounting
 from queues.storage.ledger_repair import requeue
-from tests.queues.conftest import make_broker, make_prompts, opened, put_all
+from tests.queues.conftest import WAIT, begin_work, make_broker, make_prompts, opened, put_all
 
 
 async def fail_two(directory):
@@ -41,6 +43,23 @@ async def test_failed_prompts_are_leased_again_and_the_accounts_balance(tmp_path
     assert sorted(await finish(tmp_path)) == [(prompt, 2) for prompt in sorted(failed)]
     assert read_accounting(tmp_path).balanced
     assert requeue(tmp_path) == []
+
+
+async def test_a_source_whose_prompts_all_failed_is_asked_again(tmp_path):
+    async with opened(make_broker(tmp_path, max_attempts=1)) as broker:
+        (lease,) = await begin_work(broker, 1, capacity=2)
+        await broker.fail("a", lease.group_id, 1, reason="reward", error="no")
+        again = [
+            replace(lease.prompt, prompt_id=f"sums/{epoch}/{lease.prompt.prompt_id[-1]}")
+            for epoch in (1, 2, 3)
+        ]
+        await broker.issue(again, cursor="later")
+        assert (await broker.status()).version == 0
+        with pytest.raises(QueueClosed):
+            await broker.prompts_wanted(WAIT)
+    assert len(requeue(tmp_path)) == 1
+    async with opened(make_broker(tmp_path)) as broker:
+        assert await broker.prompts_wanted(WAIT) > 0
 
 
 async def test_one_prompt_may_be_chosen_and_a_wrong_one_changes_nothing(tmp_path):

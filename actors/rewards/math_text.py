@@ -1,0 +1,172 @@
+r"""Finds the answer in a text about mathematics, and brings it to one spelling.
+
+In that spelling words are `\text{…}`, degrees "°", and no command is only for the looks.
+"""
+
+import re
+
+_SIGNS = {
+    "−–": "-", "×": r"\times ", "·⋅": r"\cdot ", "÷": "/", "π": r"\pi ", "∞": r"\infty ",
+    "≤⩽": r"\le ", "≥⩾": r"\ge ", "≠": r"\ne ", "±": r"\pm ", "∪": r"\cup ", "∈": r"\in ",
+    "√": r"\sqrt", "²": "^2", "³": "^3", "½": r"\frac12", "¼": r"\frac14", "¾": r"\frac34",
+    "∅": r"\emptyset ", "θ": r"\theta ", "（": "(", "）": ")", "％": "%", "’": "'",
+    "\u00a0\u2009\u202f": " ",
+}  # fmt: skip
+SIGNS = str.maketrans({sign: text for signs, text in _SIGNS.items() for sign in signs})
+_NAMES = "sqrt|pi|sin|cos|tan|cot|sec|csc|arcsin|arccos|arctan|log|ln|theta|infty"
+REWRITES = [
+    (re.compile(pattern), new)
+    for pattern, new in (
+        (r"\\left\s*\.|\\right\s*\.|\\(?:left|right|[bB]igg?[lrm]?)(?![a-zA-Z])", ""),
+        (r"\\[dtc](frac|binom)(?![a-zA-Z])", r"\\\1"),
+        (r"(?:\\leq?(?:slant)?(?![a-zA-Z])|<=)", r"\\le "),
+        (r"(?:\\geq?(?:slant)?(?![a-zA-Z])|>=)", r"\\ge "),
+        (r"\\neq?(?![a-zA-Z])|!=", r"\\ne "),
+        (r"\\(?:varnothing|emptyset)(?![a-zA-Z])|\\\{\s*\\\}", r"\\emptyset "),
+        (r"\\(?:displaystyle|textstyle|q?quad)(?![a-zA-Z])|\\[;:]|~", " "),
+        (r"\\!", ""),
+        (r"(?<!\\)\\[()\[\]]|\\?\$|[€£]", ""),
+        (r"\\(?:mathbf|mathit|boldsymbol|vec)\s*\{\s*(\w)\s*\}", r"\1"),
+        (r"\\(?:text|math)(?:rm|bf|it|sf|normal)?\s*\{|\\(?:mbox|operatorname)\s*\{", r"\\text{"),
+        (r"\\text\{\s*([a-zA-Z])\s*\}(?=\s*[+\-^_=])|\\text\{\s*(-?[\d.,]+)\s*\}", r"\1\2"),
+        (r"(?:(?<=,)|^)\s*\\text\{\s*\(?([A-J])\)?\s*\}(?=\s*(?:,|$))", r" \1"),
+        (r"^\\text\{([^{}]*\d[^{}]*)\}$", r"\1"),
+        (
+            r"(?<![\d.])\d{1,3}(?:(?:\\,|\{,\}|\\ | )\d{3})+(?!\d)",
+            lambda m: re.sub(r"\D", "", m[0]),
+        ),
+        (r"\{,\}", ","),
+        (r"(?<!\\)\\[, ]", " "),
+        (
+            r"\^\s*(?:\{\s*\\circ\s*\}|\\circ(?![a-z]))|\\text\{\s*degrees?\s*\}|\s*\bdegrees?\b",
+            "°",
+        ),
+        (r"°\s*(?:\\text\{\s*)?[CF]\b\s*\}?", "°"),
+        (r"\\%|\\text\{\s*(?:percent|\\?%)\s*\}|\s*\bpercent\b", "%"),
+        (r"(?<=\d)\^?\{?(?:\\text\{\s*)?(?:st|nd|rd|th)\b\}{0,2}", ""),
+        (r"(\d)[eE]([+-]?\d+)(?![\w.])", r"\1\\cdot 10^{\2}"),
+        (r"\^(-\d+|\d\d+)", r"^{\1}"),
+        (r"\^\s*\\frac\s*(\w|\{\w+\})\s*(\w|\{\w+\})", r"^{\\frac \1\2}"),
+        (r"(?<![\d.])(\d+)\s+(\d+)\s*/\s*(\d+)(?!\d)", r"\1\\frac{\2}{\3}"),
+        (r"\\(frac|binom)\s*(\w|\\[a-z]+)\s*(\w)", r"\\\1{\2}{\3}"),
+        (r"\\log_(\w)", r"\\log_{\1}"),
+        (r"(\d*)\.(\d*)\\(?:overline|dot|bar)\s*\{(\d+)\}", lambda m: _repeating(*m.groups())),
+        (r"\*\*", "^"),
+        (r"\*", r"\\cdot "),
+        (rf"(?<![\\a-zA-Z])({_NAMES})(?![a-zA-Z])", r"\\\1 "),
+        (r"\\sqrt\s*\(([^()]*)\)", r"\\sqrt{\1}"),
+    )
+]
+"""Patterns and what stands for them, in this order."""
+_ROWS = "aligned|align\\*?|gathered|split|cases|alignedat"
+JUDGES = re.compile(
+    r"(?i)(?:in)?(?:correct|valid|right|wrong|consistent|reasonable|verified|indeed|confirmed)\b"
+    r"|(?:not|thus|therefore|also) |what|the same|(?:[^$]*?(?<![\\a-zA-Z])[a-zA-Z]{2,}){7}"
+)
+"""What follows "the answer is" and is none: a judgement, or a sentence."""
+ANSWER = re.compile(
+    r"(?i)\b(?:answers?|solutions?)\b(?:\s+(?:to|of|for)\b[^.:\n]{0,80}?)?"
+    r"\s*(?:(?<!solution):|(?<!solution)=|(?:is|are|equals|will be|must be|would be)\b)[:\s]*"
+)
+END = re.compile(
+    r"\.(?=\s|$)|!(?=\s*$|\s+[A-Z])|\n|;\s|,?\s+(?:because|since|as|which|where|so|when|given|note)\b"
+    r"|,?\s+\((?!mod)(?=[a-z]{2})|\s+[-–—]\s+(?=[A-Za-z])"
+)
+"""The end of an answer in a sentence: a full stop, a reason, a note."""
+_INLINE = r"(?<!\\)\$(?![\s$])[^$\n]+?(?<!\s)\$(?!\d)|\\\((?:.+?)\\\)"
+DISPLAY = re.compile(
+    rf"\$\$(?:.+?)\$\$|\\\[(?:.+?)(?<!\\)\\\]|\\begin\{{({_ROWS})\}}.+?\\end\{{\1\}}"
+    rf"|(?:{_INLINE})(?:(?:,|\s|and|or)*(?:{_INLINE}))*",
+    re.DOTALL,
+)
+NUMBER = re.compile(
+    r"(?<![^\s($=])-?(?:\d[\d,]*\d|\d)?(?:\.\d+|(?<=\d))(?:/\d+)?%?(?=[\s.,;:!?)]|$)"
+)
+
+
+def spelled_plainly(text: str) -> str:
+    """Return the one spelling of an expression."""
+    text = _joined_rows(text.translate(SIGNS))
+    for pattern, new in REWRITES:
+        text = pattern.sub(new, text)
+    return text.strip().rstrip(" .,:").lstrip(",: ")
+
+
+def answer_in(text: str) -> str | None:
+    """Return the expression that a text gives as its answer; None where it gives none.
+
+    The last box counts, else what follows "####" or "the answer is", else the last formula, else
+    the last line, or its last number if it is a sentence. Boxes with only "and" or commas between
+    them are one list.
+    """
+    text = text.rpartition("</think>")[2]
+    text = re.sub(r"(?<![\w)}])\*\*|\*\*(?![\w(\\])|__|`", "", text)
+    if (boxed := _last_boxes(text)) is not None:
+        return boxed
+    if "####" in text:
+        return text.rpartition("####")[2].strip().partition("\n")[0]
+    for start in reversed([match.end() for match in ANSWER.finditer(text)]):
+        if (answer := _sentence(text[start:])) and not JUDGES.match(answer):
+            return answer
+    if formulas := [match[0] for match in DISPLAY.finditer(text)]:
+        return formulas[-1]
+    return _of_last_line(text)
+
+
+def _last_boxes(text: str) -> str | None:
+    """Return the content of the last box, and of those that form a list with it."""
+    boxes: list[str] = []
+    begin = len(text)
+    for match in reversed([*re.finditer(r"\\f?boxed\s*\{|\\fbox\s*\{", text)]):
+        depth, end = 1, match.end()
+        while end < len(text) and depth:
+            depth += {"{": 1, "}": -1}.get(text[end], 0) * (text[end - 1] != "\\")
+            end += 1
+        between = re.sub(r"\$|\\[()]|\b[a-z]\s*=|\\text|[{}]", "", text[end:begin])
+        if depth or (boxes and not re.fullmatch(r"\s*(?:,|\band\b|\bor\b)[\s,andor]*", between)):
+            break
+        boxes.insert(0, text[match.end() : end - 1])
+        begin = match.start()
+    if boxes or "\\boxed" in text:
+        return ", ".join(boxes)
+    return None
+
+
+def _sentence(text: str) -> str:
+    """Return the answer at the beginning of a text, without what follows it."""
+    if display := DISPLAY.match(text):
+        unit = re.match(r"\s*[a-zA-Z°%]+(?=[.,\s]|$)", text[display.end() :])
+        follows = unit is not None and not END.match(text[display.end() :])
+        return display[0] + (unit[0] if follows and unit and display[0][0] == "$" else "")
+    end = END.search(text)
+    return text[: end.start() if end else len(text)].strip()
+
+
+def _of_last_line(text: str) -> str | None:
+    line = text.strip().rpartition("\n")[2].rstrip(". ")
+    if not re.search(rf"(?<![\\a-zA-Z])(?!(?:{_NAMES})(?![a-zA-Z]))[a-zA-Z]{{2,}}", line):
+        return line or None
+    if "=" in line:
+        return _sentence(line.rpartition("=")[2].strip())
+    if "\\" in line:
+        return None
+    numbers = [match[0] for match in NUMBER.finditer(line) if match[0]]
+    return numbers[-1] if numbers else line
+
+
+def _joined_rows(text: str) -> str:
+    r"""Make one row of those of an environment: `x &= 1 \\ &= 2` is `x = 1 = 2`, others a list."""
+    text = re.sub(rf"\\(?:begin|end)\{{(?:{_ROWS})\}}", " ", text)
+    if "\\begin" in text:
+        return text
+    text = re.sub(r"\\\\(?:\s*\[[\w.]+\])?\s*(?:&\s*)?(?=[=<>]|\\[lg]e)", " ", text)
+    if "&=" in text.replace(" ", "") or "\\\\" in text:
+        text = text.replace("&", " ")
+    return re.sub(r"\\\\(?![a-zA-Z])", ", ", text)
+
+
+def _repeating(whole: str, digits: str, period: str) -> str:
+    r"""Return 0.1\overline{6} as a fraction."""
+    nines = (10 ** len(period) - 1) * 10 ** len(digits)
+    number = int(f"{whole}{digits}{period}") - int(f"{whole}{digits}" or 0)
+    return rf"\frac{{{number}}}{{{nines}}}"
