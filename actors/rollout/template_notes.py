@@ -45,11 +45,11 @@ def end_notes(renderer: Renderer, stops: Stops, end_ids: Collection[int]) -> Ite
         end = renderer.turn_end()
         written = encode(renderer.tokenizer, end)
         stop = Stops(renderer, stops.strings, (*stops.ids, *end_ids)).find(written)
-        told = f"ends messages with {end!r}, which is no end-of-sequence token of the model"
+        text = f"ends messages with {end!r}, which is no end-of-sequence token of the model"
         if {*renderer.turn_end_ids} - {*end_ids, *stops.hidden}:
-            yield f"{told}: rollouts stop there too, as with actors.stop, and warm starts teach it"
+            yield f"{text}: rollouts stop there too, as with actors.stop, and warm starts teach it"
         elif written and stop is None:
-            yield f"{told} nor one of actors.stop: name it there, or rollouts may not end"
+            yield f"{text} nor one of actors.stop: name it there, or rollouts may not end"
 
 
 def marker_notes(renderer: Renderer, stops: Stops, config: ActorsConfig) -> Iterator[str]:
