@@ -34,8 +34,7 @@ log = logging.getLogger(__name__)
 FIRST_PAUSE, LONGEST_PAUSE = 1.0, 30.0
 """Seconds of the first pause, which doubles with each, and of the longest."""
 MOST_ALONE = 5
-"""Failures of a call, less those that ask for a pause, since whose last one others were answered.
-"""
+"""Failures of one call, while others are answered, after which it counts against its rollout."""
 SHOWN_SECONDS = 3.0
 """Age from which an outage is reported."""
 CONNECTIONS = frozenset(

@@ -160,7 +160,7 @@ class _Server(ThreadingMixIn, WSGIServer):
         self.address_family = family
         self.public = public
         self.slots = {kind: threading.BoundedSemaphore(CONNECTIONS) for kind in (True, False)}
-        """Of public pages, and of everything else."""
+        """Slots of requests: those of public pages by True, of others by False."""
         self._reading: dict[Any, None] = {}
         """Connections whose request has not been read yet, from the oldest to the newest."""
         self._lock = threading.Lock()

@@ -11,12 +11,12 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 BUDGET = {
-    "headway": 1968,
+    "headway": 1961,
     "queues": 6008,
     "weight_sync": 4072,
-    "actors": 11721,
+    "actors": 11631,
     "learner": 9966,
-    "deploy": 16348,
+    "deploy": 16346,
     "benchmarks": 6892,
     "examples": 208,
 }

@@ -158,7 +158,7 @@ async def _called(function: Callable[[], Any], given: Any) -> Any:
 def _problem(name: str, known: Iterable[str], error: ValidationError) -> str:
     """Say what is wrong with the arguments of a call, in one line for the policy."""
     problems = error.errors(include_url=False)
-    problem = min(problems, key=lambda each: not each["type"].startswith("missing"))
+    problem = min(problems, key=lambda entry: not entry["type"].startswith("missing"))
     where = ".".join(map(str, problem["loc"]))
     if problem["type"].startswith("missing") and len(problem["loc"]) == 1:
         return f"missing a required argument: {where!r}"

@@ -17,9 +17,8 @@ from math_verify import verify
 from sympy.core.function import AppliedUndef
 
 from actors.rewards.math_text import answer_in, spelled_plainly
+from actors.rewards.numbers import LONGEST
 
-LONGEST = 1000
-"""Characters of an answer."""
 COMMANDS = """
 frac sqrt pi infty cdot times div pm mp sin cos tan cot sec csc arcsin arccos arctan sinh cosh tanh
 ln log exp binom min max gcd lfloor rfloor lceil rceil lvert rvert begin end sum prod int lim to

@@ -5,15 +5,19 @@ In that spelling words are `\text{…}`, degrees "°", and no command is only fo
 
 import re
 
-_SIGNS = {
-    "−–": "-", "×": r"\times ", "·⋅": r"\cdot ", "÷": "/", "π": r"\pi ", "∞": r"\infty ",
-    "≤⩽": r"\le ", "≥⩾": r"\ge ", "≠": r"\ne ", "±": r"\pm ", "∪": r"\cup ", "∈": r"\in ",
-    "√": r"\sqrt", "²": "^2", "³": "^3", "½": r"\frac12", "¼": r"\frac14", "¾": r"\frac34",
-    "∅": r"\emptyset ", "θ": r"\theta ", "（": "(", "）": ")", "％": "%", "’": "'",
-    "\u00a0\u2009\u202f": " ",
-}  # fmt: skip
-SIGNS = str.maketrans({sign: text for signs, text in _SIGNS.items() for sign in signs})
+from actors.rewards.answers import last_match
+from actors.rewards.numbers import TOKEN, plain_characters
+
+SIGNS = str.maketrans(
+    {
+        "×": r"\times ", "÷": "/", "π": r"\pi ", "∞": r"\infty ", "≤": r"\le ", "⩽": r"\le ",
+        "≥": r"\ge ", "⩾": r"\ge ", "≠": r"\ne ", "±": r"\pm ", "∪": r"\cup ", "∈": r"\in ",
+        "√": r"\sqrt", "∅": r"\emptyset ", "θ": r"\theta ", "€": "", "£": "",
+    }
+)  # fmt: skip
 _NAMES = "sqrt|pi|sin|cos|tan|cot|sec|csc|arcsin|arccos|arctan|log|ln|theta|infty"
+_BRACED = r"\{(?:[^{}]|\{[^{}]*\})*\}"
+_BARE = rf"\\sqrt{_BRACED}|\\[a-z]+|\w"
 REWRITES = [
     (re.compile(pattern), new)
     for pattern, new in (
@@ -24,8 +28,7 @@ REWRITES = [
         (r"\\neq?(?![a-zA-Z])|!=", r"\\ne "),
         (r"\\(?:varnothing|emptyset)(?![a-zA-Z])|\\\{\s*\\\}", r"\\emptyset "),
         (r"\\(?:displaystyle|textstyle|q?quad)(?![a-zA-Z])|\\[;:]|~", " "),
-        (r"\\!", ""),
-        (r"(?<!\\)\\[()\[\]]|\\?\$|[€£]", ""),
+        (r"(?<!\\)\\[()\[\]]|\\?\$", ""),
         (r"\\(?:mathbf|mathit|boldsymbol|vec)\s*\{\s*(\w)\s*\}", r"\1"),
         (r"\\(?:text|math)(?:rm|bf|it|sf|normal)?\s*\{|\\(?:mbox|operatorname)\s*\{", r"\\text{"),
         (r"\\text\{\s*([a-zA-Z])\s*\}(?=\s*[+\-^_=])|\\text\{\s*(-?[\d.,]+)\s*\}", r"\1\2"),
@@ -45,14 +48,14 @@ REWRITES = [
         (r"\\%|\\text\{\s*(?:percent|\\?%)\s*\}|\s*\bpercent\b", "%"),
         (r"(?<=\d)\^?\{?(?:\\text\{\s*)?(?:st|nd|rd|th)\b\}{0,2}", ""),
         (r"(\d)[eE]([+-]?\d+)(?![\w.])", r"\1\\cdot 10^{\2}"),
-        (r"\^(-\d+|\d\d+)", r"^{\1}"),
-        (r"\^\s*\\frac\s*(\w|\{\w+\})\s*(\w|\{\w+\})", r"^{\\frac \1\2}"),
+        (r"\*\*", "^"),
+        (r"\^(-\d+(?:\.\d+)?)", r"^{\1}"),
         (r"(?<![\d.])(\d+)\s+(\d+)\s*/\s*(\d+)(?!\d)", r"\1\\frac{\2}{\3}"),
-        (r"\\(frac|binom)\s*(\w|\\[a-z]+)\s*(\w)", r"\\\1{\2}{\3}"),
+        (rf"\\(frac|binom)\s*({_BARE})", r"\\\1{\2}"),
+        (rf"(\\(?:frac|binom){_BRACED})\s*({_BARE})", r"\1{\2}"),
+        (rf"\^\s*(\\frac{_BRACED}{_BRACED})", r"^{\1}"),
         (r"\\log_(\w)", r"\\log_{\1}"),
         (r"(\d*)\.(\d*)\\(?:overline|dot|bar)\s*\{(\d+)\}", lambda m: _repeating(*m.groups())),
-        (r"\*\*", "^"),
-        (r"\*", r"\\cdot "),
         (rf"(?<![\\a-zA-Z])({_NAMES})(?![a-zA-Z])", r"\\\1 "),
         (r"\\sqrt\s*\(([^()]*)\)", r"\\sqrt{\1}"),
     )
@@ -79,14 +82,11 @@ DISPLAY = re.compile(
     rf"|(?:{_INLINE})(?:(?:,|\s|and|or)*(?:{_INLINE}))*",
     re.DOTALL,
 )
-NUMBER = re.compile(
-    r"(?<![^\s($=])-?(?:\d[\d,]*\d|\d)?(?:\.\d+|(?<=\d))(?:/\d+)?%?(?=[\s.,;:!?)]|$)"
-)
 
 
 def spelled_plainly(text: str) -> str:
     """Return the one spelling of an expression."""
-    text = _joined_rows(text.translate(SIGNS))
+    text = _joined_rows(plain_characters(text).translate(SIGNS))
     for pattern, new in REWRITES:
         text = pattern.sub(new, text)
     return text.strip().rstrip(" .,:").lstrip(",: ")
@@ -100,7 +100,7 @@ def answer_in(text: str) -> str | None:
     them are one list.
     """
     text = text.rpartition("</think>")[2]
-    text = re.sub(r"(?<![\w)}])\*\*|\*\*(?![\w(\\])|__|`", "", text)
+    text = re.sub(r"(?<![\w)}])\*\*|\*\*(?![\w(\\-])|__|`", "", text)
     if (boxed := _last_boxes(text)) is not None:
         return boxed
     if "####" in text:
@@ -150,8 +150,8 @@ def _of_last_line(text: str) -> str | None:
         return _sentence(line.rpartition("=")[2].strip())
     if "\\" in line:
         return None
-    numbers = [match[0] for match in NUMBER.finditer(line) if match[0]]
-    return numbers[-1] if numbers else line
+    number = last_match(TOKEN, line)
+    return number[0] if number else line
 
 
 def _joined_rows(text: str) -> str:

@@ -146,12 +146,17 @@ def read_number(answer: str) -> Number:
     )
 
 
-def _plain(text: str) -> str:
+def plain_characters(text: str) -> str:
+    """Return a text with signs, digits and spaces of ASCII for those that mean the same."""
     if not text.isascii():
         for foreign, rewrite in FOREIGN:
             text = foreign.sub(rewrite, text)
         text = text.translate(CHARACTERS)
-    text = re.sub(r"~|[^\S\n ]", " ", text.replace("{,}", ","))
+    return re.sub(r"[^\S\n ]", " ", text)
+
+
+def _plain(text: str) -> str:
+    text = plain_characters(text).replace("~", " ").replace("{,}", ",")
     for pattern, replacement in (LATEX | PLAIN if "\\" in text else PLAIN).items():
         text = re.sub(pattern, replacement, text)
     return EXPRESSION.sub(_without_number, text)

@@ -54,9 +54,8 @@ def check_fit(model_path: str, config: ActorsConfig, prompts: Iterable[Prompt]) 
                 f"prompt {prompt.prompt_id!r} has {length} tokens, must have from 1 to "
                 f"{context - 1}, one less than {limit}"
             )
-    roles = {message.role for _, messages in openings for message in messages}
     ends = end_ids(model_path, tokenizer)
-    for note in (*prompt_notes(renderer, roles), *end_notes(renderer, stops, ends)):
+    for note in (*prompt_notes(renderer), *end_notes(renderer, stops, ends)):
         LOG.warning("the chat template of %s %s", model_path, note)
     for note in marker_notes(renderer, stops, config):
         LOG.warning("the marker %s", note)

@@ -15,15 +15,15 @@ from headway.errors import InputError
 SYSTEM, QUESTION = Message("system", "\ue001"), Message("user", "\ue002")
 
 
-def prompt_notes(renderer: Renderer, roles: Collection[str]) -> Iterator[str]:
-    """Yield what the chat template leaves out of prompts, whose messages have these `roles`.
+def prompt_notes(renderer: Renderer) -> Iterator[str]:
+    """Yield what the chat template leaves out of prompts.
 
     Raises InputError if it leaves out the user's message.
     """
     if not renderer.templated:
         return
-    control, lacking = renderer.control, (renderer.generation_prompt or ("", ""))[1].strip()
-    try:
+    lacking = (renderer.generation_prompt or ("", ""))[1].strip()
+    with suppress(PromptRefused):  # as are prompts with such messages
         plain, begun = (renderer.written([QUESTION], reply=reply) for reply in (False, True))
         if QUESTION.content not in plain:
             raise InputError(
@@ -32,15 +32,8 @@ def prompt_notes(renderer: Renderer, roles: Collection[str]) -> Iterator[str]:
             )
         if lacking and plain == begun:
             yield f"has no generation prompt: the policy's messages begin without {lacking!r}"
-        text = renderer.written([SYSTEM, QUESTION], reply=False)
-    except PromptRefused:  # as are prompts with such messages
-        return
-    before, found, after = text.partition(SYSTEM.content)
-    between = after.partition(QUESTION.content)[0] if QUESTION.content in after else before
-    if not found:
-        yield "drops the system message: the policy does not see it"
-    elif "system" in roles and control.written(text) and not control.written(between):
-        yield "writes the system message into that of the user, without a turn of its own"
+        if SYSTEM.content not in renderer.written([SYSTEM, QUESTION], reply=False):
+            yield "drops the system message: the policy does not see it"
 
 
 def end_notes(renderer: Renderer, stops: Stops, end_ids: Collection[int]) -> Iterator[str]:
@@ -52,11 +45,11 @@ def end_notes(renderer: Renderer, stops: Stops, end_ids: Collection[int]) -> Ite
         end = renderer.turn_end()
         written = encode(renderer.tokenizer, end)
         stop = Stops(renderer, stops.strings, (*stops.ids, *end_ids)).find(written)
-        told = f"ends messages with {end!r}, which is no end-of-sequence token of the model"
+        text = f"ends messages with {end!r}, which is no end-of-sequence token of the model"
         if {*renderer.turn_end_ids} - {*end_ids, *stops.hidden}:
-            yield f"{told}: rollouts stop there too, as with actors.stop, and warm starts teach it"
+            yield f"{text}: rollouts stop there too, as with actors.stop, and warm starts teach it"
         elif written and stop is None:
-            yield f"{told} nor one of actors.stop: name it there, or rollouts may not end"
+            yield f"{text} nor one of actors.stop: name it there, or rollouts may not end"
 
 
 def marker_notes(renderer: Renderer, stops: Stops, config: ActorsConfig) -> Iterator[str]:

@@ -114,12 +114,9 @@ def _csv(text: bytes, subject: str, delimiter: str) -> Iterator[tuple[int, Row]]
 
 def _json_array(text: bytes, subject: str) -> Iterator[tuple[int, Row]]:
     rows: Any = _json(text)
-    if isinstance(rows, list):
-        yield from enumerate(rows, 1)
-    elif "Extra data" in str(rows):  # lines that begin with [
-        yield from _json_lines(text)
-    else:
+    if isinstance(rows, ValueError):
         raise InputError(f"{subject} begins with [ and is no array of JSON: {rows}")
+    yield from enumerate(rows, 1)
 
 
 def _json_lines(text: bytes) -> Iterator[tuple[int, Row]]:

@@ -42,9 +42,9 @@ def options_that_read(row: Mapping[str, Any], prompt: str, answer: str) -> dict[
     """
     names = {name.lower(): name for name in row}
     prompts = (prompt, *(names.get(name, name) for name in PROMPTS))
-    found_prompt = next((name for name in prompts if field_of(row, name)), prompt)
+    prompt_path = next((name for name in prompts if field_of(row, name)), prompt)
     answers = (answer, *(names.get(path, path) for path in ANSWERS))
     fitting = (path for path in answers if isinstance(field_of(row, path), str | int | float))
-    found_answer = next(fitting, answer)
-    options = {"prompt_field": found_prompt, "answer_field": found_answer}
+    answer_path = next(fitting, answer)
+    options = {"prompt_field": prompt_path, "answer_field": answer_path}
     return {option: path for option, path in options.items() if path not in (prompt, answer)}

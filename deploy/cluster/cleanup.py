@@ -224,14 +224,8 @@ def removing_memory(folder: Path, interval: float = LOOK_SECONDS) -> Iterator[No
         if scans > 0:
             (folder / HELD).write_text(json.dumps([*holders]))
 
-    with suppress(OSError):  # a full disk, say
-        look()
-    try:
-        with _repeated(look, interval):
-            yield
-    finally:
-        with suppress(OSError):
-            look()
+    with _repeated(look, interval):
+        yield
 
 
 def _remove_unmapped(files: Iterable[tuple[int, str]]) -> None:
@@ -246,14 +240,21 @@ def _remove_unmapped(files: Iterable[tuple[int, str]]) -> None:
 
 @contextmanager
 def _repeated(action: Callable[[], None], interval: float) -> Iterator[None]:
-    """Call a function every `interval` seconds during the block; an OSError passes."""
+    """Call a function before, every `interval` seconds during, and after the block.
+
+    An OSError passes, as of a full disk.
+    """
     ended = threading.Event()
+
+    def act() -> None:
+        with suppress(OSError):
+            action()
 
     def repeat() -> None:
         while not ended.wait(interval):
-            with suppress(OSError):
-                action()
+            act()
 
+    act()
     thread = threading.Thread(target=repeat, daemon=True)
     thread.start()
     try:
@@ -261,6 +262,7 @@ def _repeated(action: Callable[[], None], interval: float) -> Iterator[None]:
     finally:
         ended.set()
         thread.join()
+        act()
 
 
 def _zombies() -> set[psutil.Process]:

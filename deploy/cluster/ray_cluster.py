@@ -189,7 +189,7 @@ def _dead(servers: Mapping[str, psutil.Process], seconds: float = 0.0) -> str | 
 
 
 def _agent(logs: Path) -> str | None:
-    """Return the name of the agent whose death a raylet has ended by, as its title has it."""
+    """Return the title of the agent whose death has ended a raylet; None if none has."""
     for file in logs.glob("raylet.*"):
         with suppress(OSError):
             if agents := AGENT.findall(file.read_bytes()):

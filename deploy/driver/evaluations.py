@@ -9,7 +9,7 @@ weights, and finishes what the one before had begun; that is said.
 """
 
 import asyncio
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from itertools import groupby
 from operator import attrgetter
 
@@ -21,7 +21,7 @@ from headway import clock
 from headway.roles import ProcessName
 from queues.protocols import PromptFeed
 from queues.ray_broker import BrokerClient
-from queues.records import Evaluation, Prompt
+from queues.records import Prompt
 
 OUTCOME_SECONDS = 10.0
 """Timeout of one long poll of the broker for the end of an evaluation."""
@@ -60,12 +60,6 @@ async def initial(
         await asyncio.sleep(poll_seconds)
 
 
-def sampling_versions(results: Iterable[Evaluation]) -> list[int]:
-    """Return the extremes of the versions that sampled some evaluations, ascending."""
-    ends = [(result.lowest_version, result.highest_version) for result in results]
-    return sorted({version for pair in ends for version in pair if version is not None})
-
-
 async def collect(context: RunContext, broker: BrokerClient, trackers: Trackers) -> None:
     """Record and show the scores of each version that is not scored yet, when they are complete."""
     record = context.record
@@ -85,11 +79,12 @@ async def collect(context: RunContext, broker: BrokerClient, trackers: Trackers)
         failed = {f"{kind}/failed": float(score.failed) for kind, score in scores.items()}
         trackers.scores(version, figures | failed)
         context.console.say(f"held-out at version {version}: {show_scores(scores)}")
-        heldout, by = context.config.heldout, sampling_versions(result for _, result in results)
-        if heldout is not None and heldout.pinned and len(by) > 1:
+        ends = [v for _, result in results for v in (result.lowest_version, result.highest_version)]
+        versions, heldout = {v for v in ends if v is not None}, context.config.heldout
+        if heldout is not None and heldout.pinned and len(versions) > 1:
             context.console.say(
-                f"it is sampled by versions {by[0]} to {by[-1]} though heldout.pinned = true: its "
-                "actor died, or took longer than heldout.pinned_seconds"
+                f"it is sampled by versions {min(versions)} to {max(versions)} though "
+                "heldout.pinned = true: its actor died, or took longer than heldout.pinned_seconds"
             )
         if any(result.failed for _, result in results):
             latest = (await broker.status(after=record.version)).last_error

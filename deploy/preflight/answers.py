@@ -55,10 +55,10 @@ async def _errors(
     """Return why answers cannot be scored."""
     console, began = SafeConsole(stderr=True), monotonic()
     errors: dict[str | None, str] = {}
-    said, tried, rest = began, 0, iter(prompts)
+    reported, tried, rest = began, 0, iter(prompts)
 
     async def work() -> None:
-        nonlocal said, tried
+        nonlocal reported, tried
         for prompt in rest:
             try:
                 await rewards.score(prompt, "")
@@ -66,9 +66,9 @@ async def _errors(
                 name = f" of prompt {prompt.prompt_id!r}"
                 errors[prompt.answer] = str(error).replace(name, "", 1)
             tried += 1
-            if (now := monotonic()) - said > PROGRESS_SECONDS:
+            if (now := monotonic()) - reported > PROGRESS_SECONDS:
                 console.print(f"read {tried:,} of {len(prompts):,} answers")
-                said = now
+                reported = now
             if now - began > SECONDS:
                 return
 

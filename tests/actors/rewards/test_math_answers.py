@@ -66,6 +66,11 @@ GOLDS = r"""
 10^5 => 100000 ;; 10^5 => 10 ;; 5 ;; 50
 2^{2021}-1 => 2^{2021}-1 ;; -1+2\cdot2^{2020} => 2^{2021} ;; 2^{2020}-1 ;; 2021
 2^10 => 1024 => 20 ;; 2^1 ;; 0
+\frac\pi2 => \frac\pi{2} ;; \frac{\pi}2 ;; 0.5π => \pi ;; 2 ;; \frac2\pi
+\frac\sqrt{2}2 => \frac{\sqrt{2}}2 ;; 2**-0.5 => \sqrt2 ;; 2 ;; 1
+e^\frac{\pi}{2} => e^{\pi/2} ;; e^\frac\pi2 => e^\pi ;; e ;; \frac{\pi}{2}
+2**10 => 1024 ;; 2¹⁰ => 20 ;; 2 ;; 210
+x^-1 => \frac1x ;; x**-1 ;; x⁻¹ => x ;; -x ;; 1
 \sqrt{2} => \sqrt2 ;; 2^{1/2} ;; √2 ;; sqrt(2) => 2 ;; 1.41 ;; \sqrt3
 2\sqrt{3} => \sqrt{12} ;; 2\sqrt3 ;; 2*sqrt(3) => 2 ;; 3 ;; 6
 \frac{\sqrt{3}}{2} => \frac{3}{2\sqrt3} ;; \sqrt{\frac34} => \frac32 ;; 3 ;; \sqrt3
@@ -122,7 +127,6 @@ x \ge 2 => x\geq2 ;; [2,\infty) ;; x \geqslant 2 ;; 2 \le x => 2 ;; x>2 ;; x\le2
 x>2 => x>2 ;; 2<x ;; (2,\infty) => 2 ;; x<2 ;; x\ge2
 x < -1 \text{ or } x > 1 => x>1 \text{ or } x<-1 ;; (-\infty,-1)\cup(1,\infty) => x>1 ;; 1 ;; (-1,1)
 a \le 4 => a\leq 4 ;; (-\infty,4] => 4 ;; a<4 ;; a \ge 4
-1<2x+1<3 => 1<2x+1<3 ;; 3>2x+1>1 => 1 ;; 3 ;; 1<2x<3
 1<2x+1<3 => 1<2x+1<3 ;; 3>2x+1>1 => 1 ;; 3 ;; 1<2x<3
 x \neq 3 => x\ne3 ;; x \neq 3 => 3 ;; x=3 ;; x \ne 4
 x = 5 => 5 ;; x=5 ;; 5 = x => 6 ;; x=6 ;; y=5
@@ -225,6 +229,7 @@ P(5,2)
 x>1, x \ne 2
 It follows that the two sides are equal
 see the proof above for all details
+\boxed{}
 \sqrt{
 ^{2}
 ?

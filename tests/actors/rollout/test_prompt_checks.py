@@ -17,12 +17,6 @@ TURN = "<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n"
 EACH = "{% for m in messages %}" + TURN + "{% endfor %}"
 PROMPT = "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 NO_SYSTEM = EACH.replace(TURN, "{% if m.role != 'system' %}" + TURN + "{% endif %}") + PROMPT
-MERGED = (
-    "{% if messages[0].role == 'system' %}{% set s = messages[0].content ~ '\n\n' %}"
-    "{% set messages = messages[1:] %}{% endif %}"
-    "{% for m in messages %}<|im_start|>{{ m.role }}\n"
-    "{{ (s or '') if loop.first }}{{ m.content }}<|im_end|>\n{% endfor %}"
-) + PROMPT
 CLOSED = EACH + PROMPT.replace("assistant\n", "assistant\n<think>\n\n</think>\n\n")
 ASKED = [Message("user", "Why?")]
 TOOLS = {"environment": "tools"}
@@ -51,9 +45,6 @@ def said(folder, caplog, *, template=EACH + PROMPT, messages=ASKED, eos=20001, *
          "'<|im_start|>assistant'"),
         (NO_SYSTEM, ["user"], "drops the system message: the policy does not see it"),
         (NO_SYSTEM, ["system", "user"], "drops the system message: the policy does not see it"),
-        (MERGED, ["system", "user"], "writes the system message into that of the user, without a "
-         "turn of its own"),
-        (MERGED, ["user"], None),
         (EACH + PROMPT, ["system", "user"], None),
         ("", ["system", "user"], None),
         (EACH.replace("<|im_end|>", "") + PROMPT, ["user"], "ends messages with '\\n', which is no "
