@@ -16,7 +16,8 @@ _SIGNS = {
 }  # fmt: skip
 SIGNS = str.maketrans({sign: text for signs, text in _SIGNS.items() for sign in signs})
 LABEL = re.compile(
-    r"(?!.*(?:,|\b(?:and|or|not?)\b).*=)(?:[^=\d]*(?:\\(?:text|angle|overline|triangle|max|min)(?![a-z])|"
+    r"(?!.*(?:,|\b(?:and|or|not?)\b).*=)"
+    r"(?:[^=\d]*(?:\\(?:text|angle|overline|triangle|max|min)(?![a-z])|"
     r"\[[A-Z]{3,}\])[^=\d]*|[PE]\([^()]*\)\s*|[A-Z]\^\{-1\}\s*|\\frac\s*\{d\w*\}\s*\{d\w\}\s*)(?==)"
 )
 """What an answer names before its "=" and is no expression: words, an angle, a probability."""
