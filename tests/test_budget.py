@@ -14,7 +14,7 @@ BUDGET = {
     "headway": 1961,
     "queues": 6008,
     "weight_sync": 4072,
-    "actors": 11631,
+    "actors": 11682,
     "learner": 9966,
     "deploy": 16346,
     "benchmarks": 6892,

@@ -26,6 +26,8 @@ alpha beta gamma delta epsilon theta lambda mu nu rho sigma tau phi varphi omega
 emptyset setminus cup cap in le ge ne approx
 """
 """LaTeX commands that the library reads as what they mean."""
+BETWEEN = "cdot|times|div|pm|mp|[lr]floor|[lr]ceil|[lr]vert|setminus|c[au]p|in|le|ge|ne|approx|to"
+"""Commands before which a fraction ends."""
 NORMAL = NormalizationConfig(malformed_operators=True, nits=True, boxed="none")
 AS_WRITTEN = ConversionConfig(lowercase_symbols=False)
 EXACT_UNITS = frozenset(["mm", "cm", "dm", "m", "km", "mg", "g", "kg", "ml", "am", "pm"])
@@ -34,7 +36,8 @@ NO_UNIT = re.compile(
     r"\b(?:or|and|than|more|less|least|most|remainder|to|if|for|when|with|r)\b"
     r"|hundred|thousand|illion|dozen"
 )
-WORDS = frozenset(["yes", "no", "true", "false", "none", "even", "odd"])
+NAME = re.compile("(?i:yes|no|odd)|[IVX]{2,3}|[ALS]{3}")
+"""Words of less than four letters, Roman numbers, and theorems as SAS; others are products."""
 CHOICE = r"\(?[A-J]\)?"
 _POWER = r"(?:\s*\^\s*\{?\d\}?)?"
 UNIT = re.compile(
@@ -72,7 +75,10 @@ def read(text: str) -> Answer:
     text, unit = _without_unit(text)
     disjoint = re.search(r"\bor\b", text) and re.search(r"[<>]|\\[lg]e(?![a-z])", text)
     text = re.sub(r",?\s*(?:\\text\{\s*(?:and|or)\s*\}|\b(?:and|or)\b)", ",", text)
-    plain = re.sub(r"\\[a-zA-Z]+|\{[pbv]?matrix\}", r"\\", text)
+    if "\\pm" in text and "," not in text:
+        text = ", ".join(re.sub(r"\\pm(?![a-z])", sign, text) for sign in "+-")
+    plain = re.sub(rf"\\\\|\\(?:begin|end)\{{\w+\}}|\\(?:{BETWEEN})(?![a-zA-Z])", ",", text)
+    plain = re.sub(r"\\[a-zA-Z]+", r"\\", plain)
     unknown = {*re.findall(r"\\([a-zA-Z]+)", text)} - {*COMMANDS.split()}
     if unknown or UNCLEAR.search(plain) or ("&" in text and "matrix" not in text):
         raise Unreadable(f"{text!r} is no single expression")
@@ -96,7 +102,7 @@ def _parsed(text: str) -> Any:
 
 def _words(text: str) -> str | None:
     """Return an answer that is no mathematics; None for one that is."""
-    plain = " ".join(re.sub(r"\\text\s*\{([^{}]*)\}", r" \1 ", text).split())
+    plain = _spoken(text)
     if re.fullmatch(CHOICE, plain):
         return plain.strip("()").casefold()
     plain = plain.casefold()
@@ -108,11 +114,15 @@ def _words(text: str) -> str | None:
         raise Unreadable("it is a choice and its value at once")
     if not re.fullmatch(r"[a-z]+(?:['-]?[a-z]+| )*", plain) or re.search(r"\b(?:and|or)\b", plain):
         return None
-    if text.casefold() == plain and len(plain) < 4 and plain not in WORDS:  # a product, as in xy
+    if text.casefold() == plain and len(plain) < 4 and not NAME.fullmatch(text):  # as in xy
         return None
     if len(plain.split()) > 4:
         raise Unreadable("it is a sentence of more than 4 words")
     return plain
+
+
+def _spoken(text: str) -> str:
+    return " ".join(re.sub(r"\\text\s*\{([^{}]*)\}", r" \1 ", text).split())
 
 
 def _without_unit(text: str) -> tuple[str, str]:
@@ -158,10 +168,13 @@ def is_right(gold: Answer, completion: str) -> bool:
     text = answer_in(completion)
     if text is None:
         return False
-    if isinstance(gold.value, str) and re.fullmatch("[a-j]", gold.value):
-        text = spelled_plainly(text)
-        choice = re.match(rf"(?:\\text\{{)?\s*({CHOICE})(?![\w'=+^])", text)  # "(C) 12"
-        return choice is not None and choice[1].strip("()").casefold() == gold.value
+    if isinstance(gold.value, str):
+        spoken = _spoken(spelled_plainly(text))
+        choice = re.match(rf"(?:(?i:option|choice) )?({CHOICE})(?![\w'=+^])", spoken)  # "(C) 12"
+        if choice and re.fullmatch("[a-j]", gold.value):
+            return choice[1].strip("()").casefold() == gold.value
+        if spoken.casefold() == gold.value:
+            return len(gold.value) > 1 or "text" in text
     return equal(gold, read(text))
 
 
@@ -187,7 +200,7 @@ def _equal(gold: Any, answer: Any) -> bool:
         case _, sympy.Eq():
             if _is_name(answer.rhs) and not answer.lhs.free_symbols:
                 return _equal(gold, answer.lhs)
-            named = _is_name(answer.lhs) or not answer.lhs.free_symbols
+            named = _is_name(answer.lhs) or not answer.lhs.free_symbols or _is_asked(answer)
             return named and _equal(gold, answer.rhs)
     if gold == answer or _far_apart(gold, answer):
         return bool(gold == answer)
@@ -198,6 +211,14 @@ def _proportional(gold: sympy.Eq, answer: sympy.Eq) -> bool:
     if gold.lhs == answer.lhs:
         return _equal(gold.rhs, answer.rhs)
     return bool(sympy.simplify((gold.lhs - gold.rhs) / (answer.lhs - answer.rhs)).is_number)
+
+
+def _is_asked(equation: sympy.Eq) -> bool:
+    """Return True for the value of an expression without numbers, as in AB = 5 and a + b = 5."""
+    lhs, rhs = equation.args
+    if not isinstance(lhs, sympy.Expr) or rhs.free_symbols:
+        return False
+    return bool(lhs.atoms(sympy.Number) <= {-1} and lhs.as_coeff_Mul()[0] == 1)
 
 
 def _is_name(side: Any) -> bool:

@@ -4,6 +4,7 @@ In that spelling words are `\text{…}`, degrees "°", and no command is only fo
 """
 
 import re
+from zlib import crc32
 
 from actors.rewards.answers import last_match
 from actors.rewards.numbers import TOKEN, plain_characters
@@ -12,9 +13,16 @@ SIGNS = str.maketrans(
     {
         "×": r"\times ", "÷": "/", "π": r"\pi ", "∞": r"\infty ", "≤": r"\le ", "⩽": r"\le ",
         "≥": r"\ge ", "⩾": r"\ge ", "≠": r"\ne ", "±": r"\pm ", "∪": r"\cup ", "∈": r"\in ",
-        "√": r"\sqrt", "∅": r"\emptyset ", "θ": r"\theta ", "€": "", "£": "",
+        "√": r"\sqrt", "∅": r"\emptyset ", "θ": r"\theta ", "≈": r"\approx ", "∴": " ",
+        "€": "", "£": "",
     }
 )  # fmt: skip
+LABEL = re.compile(
+    r"(?!.*(?:,|\b(?:and|or|not?)\b).*=)"
+    r"(?:[^=\d]*(?:\\(?:text|angle|overline|triangle|max|min)(?![a-z])|"
+    r"\[[A-Z]{3,}\])[^=\d]*|[PE]\([^()]*\)\s*|[A-Z]\^\{-1\}\s*|\\frac\s*\{d\w*\}\s*\{d\w\}\s*)(?==)"
+)
+"""What an answer names before its "=" and is no expression: words, an angle, a probability."""
 _NAMES = "sqrt|pi|sin|cos|tan|cot|sec|csc|arcsin|arccos|arctan|log|ln|theta|infty"
 _BRACED = r"\{(?:[^{}]|\{[^{}]*\})*\}"
 _BARE = rf"\\sqrt{_BRACED}|\\[a-z]+|\w"
@@ -30,6 +38,12 @@ REWRITES = [
         (r"\\(?:displaystyle|textstyle|q?quad)(?![a-zA-Z])|\\[;:]|~", " "),
         (r"(?<!\\)\\[()\[\]]|\\?\$", ""),
         (r"\\(?:mathbf|mathit|boldsymbol|vec)\s*\{\s*(\w)\s*\}", r"\1"),
+        (r"\\(?:text|mathrm|operatorname)\s*\{\s*(a?r?c?(?:sin|cos|tan)|ln|log)\s*\}", r"\\\1 "),
+        (r"\\lg(?![a-z])", r"\\log_{10} "),
+        (
+            r"[(\[]\s*\\begin\{array\}\{[lcr]*\}(.*?)\\end\{array\}\s*[)\]]",
+            r"\\begin{pmatrix}\1\\end{pmatrix}",
+        ),
         (r"\\(?:text|math)(?:rm|bf|it|sf|normal)?\s*\{|\\(?:mbox|operatorname)\s*\{", r"\\text{"),
         (r"\\text\{\s*([a-zA-Z])\s*\}(?=\s*[+\-^_=])|\\text\{\s*(-?[\d.,]+)\s*\}", r"\1\2"),
         (r"(?:(?<=,)|^)\s*\\text\{\s*\(?([A-J])\)?\s*\}(?=\s*(?:,|$))", r" \1"),
@@ -37,6 +51,10 @@ REWRITES = [
         (
             r"(?<![\d.])\d{1,3}(?:(?:\\,|\{,\}|\\ | )\d{3})+(?!\d)",
             lambda m: re.sub(r"\D", "", m[0]),
+        ),
+        (
+            r"(?:^|[=+<-]|(?<!\\)\{)\s*\d{1,3}(?:,\d{3})+(?![\d,]|[^(\[]*(?:[)\]]|\\\}))",
+            lambda m: m[0].replace(",", ""),
         ),
         (r"\{,\}", ","),
         (r"(?<!\\)\\[, ]", " "),
@@ -56,6 +74,8 @@ REWRITES = [
         (rf"\^\s*(\\frac{_BRACED}{_BRACED})", r"^{\1}"),
         (r"\\log_(\w)", r"\\log_{\1}"),
         (r"(\d*)\.(\d*)\\(?:overline|dot|bar)\s*\{(\d+)\}", lambda m: _repeating(*m.groups())),
+        (r"(\w|\(\w+\))!\s*(?=\^)", r"(\1!)"),
+        (r"^([a-zA-Z])\^\{-1\}(?=\s*\(\w\)\s*=)", r"\1"),
         (rf"(?<![\\a-zA-Z])({_NAMES})(?![a-zA-Z])", r"\\\1 "),
         (r"\\sqrt\s*\(([^()]*)\)", r"\\sqrt{\1}"),
     )
@@ -70,6 +90,7 @@ JUDGES = re.compile(
 ANSWER = re.compile(
     r"(?i)\b(?:answers?|solutions?)\b(?:\s+(?:to|of|for)\b[^.:\n]{0,80}?)?"
     r"\s*(?:(?<!solution):|(?<!solution)=|(?:is|are|equals|will be|must be|would be)\b)[:\s]*"
+    r"(?:(?:approximately|about|exactly|simply|just|equal to)\s+)?"
 )
 END = re.compile(
     r"\.(?=\s|$)|!(?=\s*$|\s+[A-Z])|\n|;\s|,?\s+(?:because|since|as|which|where|so|when|given|note)\b"
@@ -89,17 +110,22 @@ def spelled_plainly(text: str) -> str:
     text = _joined_rows(plain_characters(text).translate(SIGNS))
     for pattern, new in REWRITES:
         text = pattern.sub(new, text)
+    text = re.sub(r"^\s*(?:=|\\approx(?![a-z]))", "", text)
+    if label := LABEL.match(text):
+        name = "".join(label[0].split())  # a symbol of its own for each name
+        text = f"l_{{{crc32(name.encode())}}}{text[label.end() :]}"
     return text.strip().rstrip(" .,:").lstrip(",: ")
 
 
 def answer_in(text: str) -> str | None:
     """Return the expression that a text gives as its answer; None where it gives none.
 
-    The last box counts, else what follows "####" or "the answer is", else the last formula, else
-    the last line, or its last number if it is a sentence. Boxes with only "and" or commas between
-    them are one list.
+    Of a completion with `<answer>` only that is read. The last box counts, else what follows "####"
+    or "the answer is", else the last formula, else the last line, or its last number if it is a
+    sentence. Boxes with only "and" or commas between them are one list.
     """
-    text = text.rpartition("</think>")[2]
+    text = text.rpartition("</think>")[2].rpartition("<answer>")[2].partition("</answer>")[0]
+    text = re.sub(r"\$\s*\\(?:blacksquare|square)\s*\$|\\blacksquare", "", text)
     text = re.sub(r"(?<![\w)}])\*\*|\*\*(?![\w(\\-])|__|`", "", text)
     if (boxed := _last_boxes(text)) is not None:
         return boxed
@@ -143,7 +169,7 @@ def _sentence(text: str) -> str:
 
 
 def _of_last_line(text: str) -> str | None:
-    line = text.strip().rpartition("\n")[2].rstrip(". ")
+    line = text.strip().rpartition("\n")[2].rstrip(". ").replace(r"\$", "$")
     if not re.search(rf"(?<![\\a-zA-Z])(?!(?:{_NAMES})(?![a-zA-Z]))[a-zA-Z]{{2,}}", line):
         return line or None
     if "=" in line:

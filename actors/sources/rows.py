@@ -26,6 +26,8 @@ LOG = logging.getLogger("headway.sources")
 SHOWN = 10
 """Rows that a message lists; it counts the others."""
 ROLES = ("system", "user", "assistant", "tool")
+WRITTEN = re.compile(r"\s*\[\s*\{\s*['\"](?:role|content)['\"]\s*:")
+"""Messages in the text of a column, as pandas writes them into CSV."""
 INDEX = re.compile(r"|Unnamed: 0|__index_level_\d+__")
 """Columns in which pandas stores its index; they are left out."""
 
@@ -166,7 +168,9 @@ def _prompt(number: int, row: Row, options: RowOptions) -> Prompt:
     if (messages := read_messages(text)) is not None:
         metadata |= conversation(messages)
         text = plain_text(messages)
-    elif not isinstance(text, str) or not text:
+    if isinstance(text, str) and WRITTEN.match(text):
+        raise ValueError(f"{name} is the text of a list, must be the list itself, as in JSONL")
+    if not isinstance(text, str) or not text:
         problem = f"there is no field {name}" if text is None else f"{name} is {shown(text)}"
         raise ValueError(
             f"{problem}, must be a text or messages, each of a role ({', '.join(ROLES)}) and a "

@@ -211,6 +211,8 @@ UNENCODABLE = (
 BAD_ROWS = [
     ("{", "not JSON"), ("[1]", "found list"),
     ({"prompt": ""}, "not empty"), ({"prompt": 3}, "prompt is 3"),
+    ({"prompt": "[{'role': 'user', 'content': 'q'}]"}, "must be the list itself"),
+    ({"prompt": [{"role": "user", "content": ""}]}, "not empty"),
     ({"answer": "3"}, "there is no field prompt"),
     ({"prompt": "a", "metadata": 1}, "metadata is 1"),
     ({"prompt": "a", "anwser": "b"}, "unknown fields anwser.* did you mean 'answer'"),
