@@ -90,7 +90,10 @@ class VllmEngine:
         try:
             with typed_errors():
                 if self._spec.weight_sync.staged:
-                    await self._engine.init_weight_transfer_engine(WeightTransferInitRequest())
+                    shared = {"shared": self._spec.config.gpus < 1}
+                    await self._engine.init_weight_transfer_engine(
+                        WeightTransferInitRequest(init_info=shared)
+                    )
                 label = -1 if self._version is None else self._version
                 await self._engine.update_weight_version(str(label))
                 sampling = SamplingParameters(temperature=1.0, max_new_tokens=WARM_UP_TOKENS)

@@ -14,7 +14,7 @@ from deploy.planner.model_sizes import EngineSizes, ModelSizes
 from headway.roles import Role
 from learner.config.learner import LearnerConfig
 from learner.engine.gathering import BUCKET_ELEMENTS, live_elements
-from weight_sync.vllm.device_memory import SPARE_BYTES
+from weight_sync.vllm.device_memory import stages_on_device
 
 Parts = Mapping[str, float]
 """Bytes by what they hold."""
@@ -93,8 +93,9 @@ def learner_rank(config: RunConfig, sizes: ModelSizes, critic: ModelSizes | None
     step = {"step": sum(_step(learner, model.trained) for model in models)}
     stepped: Parts = {}
     if learner.offload_optimizer:
-        stepped = {part: size for part, size in held.items() if part != "weights"} | step
-        held, step = {"weights": held["weights"]}, {}
+        offloaded = [_offloaded(learner, model) for model in models]
+        held, stepped = (_added(parts) for parts in zip(*offloaded, strict=True))
+        step = {}
     if learner.holds_reference:
         held["reference"] = loaded
     training = held | _larger(step, _passing(learner, models))
@@ -134,7 +135,7 @@ def _weights(learner: LearnerConfig, model: ModelSizes) -> float:
     return WEIGHT[learner.dtype] * model.parameters / sharing
 
 
-def _states(learner: LearnerConfig, model: ModelSizes) -> Parts:
+def _states(learner: LearnerConfig, model: ModelSizes) -> dict[str, float]:
     """Return what a rank holds of a model from step to step, by DeepSpeed's stage."""
     stage, share = learner.zero_stage, model.trained / learner.ranks
     return {
@@ -143,6 +144,23 @@ def _states(learner: LearnerConfig, model: ModelSizes) -> Parts:
         **({"master weights": STEPPED * share} if stage else {}),
         "optimizer": MOMENTS * float(share if stage else model.trained),
     }
+
+
+def _offloaded(learner: LearnerConfig, model: ModelSizes) -> tuple[Parts, Parts]:
+    """Return what a rank holds of a model on its device, and on the host, where it is stepped.
+
+    Below stage 3 gradients are summed on the device and copied, through a buffer for a tensor on
+    either side, to those that the optimizer reads; it writes new weights in their dtype.
+    """
+    device = _states(learner, model)
+    host = {"master weights": device.pop("master weights"), "optimizer": device.pop("optimizer")}
+    host["gradients to step by"] = _step(learner, model.trained)
+    if learner.zero_stage == 3:
+        return device, {**host, "gradients": device.pop("gradients")}
+    itemsize = WEIGHT[learner.dtype]
+    buffer = {"buffer of a gradient": float(itemsize * model.largest_tensor)}
+    host["weights as stepped"] = itemsize * model.trained / learner.ranks
+    return device | buffer, host | buffer
 
 
 def _captured(learner: LearnerConfig, model: ModelSizes) -> Parts:
@@ -228,8 +246,7 @@ def engine(
     if staged:
         host["next version"] = weights
         left = 0.0 if card is None or limit is None else card - limit - CONTEXT
-        # As `weight_sync.vllm.device_memory` does, which others of the GPU may forestall.
-        if actors.gpus >= 1 and left > weights / workers + SPARE_BYTES:
+        if stages_on_device(weights / workers, left, shared=actors.gpus < 1):
             device["staged weights"] = weights / workers
         else:
             host["staged weights"] = weights

@@ -15,11 +15,19 @@ SPARE_BYTES = 2**30
 """Free memory of the device that is left for the engine."""
 
 
-class DeviceMemory:
-    """One block for the staged weights: on the device if there is room, else pinned on the host."""
+def stages_on_device(nbytes: float, free: float, *, shared: bool) -> bool:
+    """Return True if staged weights of so many bytes lie on a GPU with `free` bytes.
 
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
+    On a GPU that is shared they never do: what is free there is another process's to come.
+    """
+    return not shared and free >= nbytes + SPARE_BYTES
+
+
+class DeviceMemory:
+    """One block for the staged weights: on the device if it may, else pinned on the host."""
+
+    def __init__(self, device: torch.device, *, shared: bool) -> None:
+        self._device, self._shared = device, shared
         self._block: Tensor | None = None
 
     def stage(self, tensors: list[Tensor]) -> list[Tensor]:
@@ -38,7 +46,7 @@ class DeviceMemory:
     def allocate(self, nbytes: int) -> Tensor:
         """Return the block; it is kept for all versions."""
         with torch.cuda.device(self._device):
-            if torch.cuda.mem_get_info()[0] >= nbytes + SPARE_BYTES:
+            if stages_on_device(nbytes, torch.cuda.mem_get_info()[0], shared=self._shared):
                 return torch.empty(nbytes, dtype=torch.uint8, device=self._device)
             return Gpu().pinned(nbytes)
 

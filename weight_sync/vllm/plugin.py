@@ -39,8 +39,11 @@ _THREAD = ThreadPoolExecutor(1, thread_name_prefix="prepare-weights")
 
 
 @dataclass
-class NoInitInfo(WeightTransferInitInfo):
-    """The empty payload of a connection: there is nothing to agree on."""
+class StagingInfo(WeightTransferInitInfo):
+    """What an engine's worker knows of its device from the recipe."""
+
+    shared: bool = False
+    """True if other processes compute on its GPU."""
 
 
 @dataclass
@@ -50,10 +53,10 @@ class ManifestInfo(WeightTransferUpdateInfo):
     manifest: str = ""
 
 
-class StagedWeightsEngine(WeightTransferEngine[NoInitInfo, ManifestInfo]):
+class StagedWeightsEngine(WeightTransferEngine[StagingInfo, ManifestInfo]):
     """Replaces all weights of the model from memory of this node, for adapters with its folder."""
 
-    init_info_cls = NoInitInfo
+    init_info_cls = StagingInfo
     update_info_cls = ManifestInfo
     _preparation: tuple[Manifest, Future[Shadow | None]] | None = None
     """The version that `_THREAD` loads beside the served one, or has loaded."""
@@ -63,11 +66,11 @@ class StagedWeightsEngine(WeightTransferEngine[NoInitInfo, ManifestInfo]):
     memory: DeviceMemory | None = None
     """Staging for weights that must keep their addresses; None exchanges references."""
 
-    def init_transfer_engine(self, init_info: NoInitInfo) -> None:
+    def init_transfer_engine(self, init_info: StagingInfo) -> None:
         """Choose how weights are exchanged: there is no connection."""
         self._tied: list[Any] = []
         if self.device.type != "cpu":
-            self.memory = DeviceMemory(self.device)
+            self.memory = DeviceMemory(self.device, shared=init_info.shared)
 
     def prepare(self, manifest: Manifest) -> bool:
         """Begin to load a version beside the served one; False if only a pause can load it."""

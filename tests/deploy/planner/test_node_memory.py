@@ -105,15 +105,22 @@ GIB_PASSING = 1.1 * 5 * GIB
             ("learner.ranks=4", "learner.zero_stage=3"),
             0, (2 + 4 + 4 + 8) / 4 + 1.1 * (0.1 * 10 + 2 * (0.05 + 0.1)), 2 / 4,
         ),
-        # Offloaded: weights alone on the device; on the host the rest, and the gradients of a step.
-        (("learner.offload_optimizer=true",), 0, 2 + 1.1 * 0.8, (4 + 4 + 8) / 2 + 4 / 2),
+        # Offloaded: weights and gradients on the device; on the host master weights and moments,
+        # gradients to step by and weights as stepped; on both a buffer of the largest tensor.
+        (
+            ("learner.offload_optimizer=true",),
+            0, 2 + 4 / 2 + 2 * 0.1 + 1.1 * 0.8, (4 + 8 + 4 + 2) / 2 + 2 * 0.1,
+        ),
         (
             ("learner.offload_optimizer=true", "learner.ranks=4"),
-            0, 2 + 1.1 * 0.8, (4 + 4 + 8) / 4 + 4 / 4,
+            0, 2 + 4 / 4 + 2 * 0.1 + 1.1 * 0.8, (4 + 8 + 4 + 2) / 4 + 2 * 0.1,
         ),
         # A critic of the same size has states of its own; the two pass one after the other.
         ((), 1, 2 * (2 + 2 + 2 + 4) + 1.1 * 0.8, 2),
-        (("learner.offload_optimizer=true",), 1, 2 * 2 + 1.1 * 0.8, 2 * ((4 + 4 + 8) / 2 + 4 / 2)),
+        (
+            ("learner.offload_optimizer=true",),
+            1, 2 * (2 + 4 / 2 + 2 * 0.1) + 1.1 * 0.8, 2 * ((4 + 8 + 4 + 2) / 2 + 2 * 0.1),
+        ),
         # A reference has its weights.
         (("learner.kl.coefficient=0.1",), 0, 2 + 2 + 2 + 2 + 4 + 1.1 * 0.8, 2),
         # Deltas are made on the host.

@@ -72,7 +72,7 @@ class FakeDeviceMemory(DeviceMemory):
     """Memory of a device that lies in the host's."""
 
     def __init__(self) -> None:
-        super().__init__(torch.device("cpu"))
+        super().__init__(torch.device("cpu"), shared=False)
         self.blocks: list[int] = []
         self.filled: list[int] = []
         self.copies = 0
@@ -121,12 +121,12 @@ class Learner:
 def engine_of(config: Any, model: Any) -> Any:
     from vllm.config.weight_transfer import WeightTransferConfig
 
-    from weight_sync.vllm.plugin import NoInitInfo, StagedWeightsEngine
+    from weight_sync.vllm.plugin import StagedWeightsEngine, StagingInfo
 
     engine = StagedWeightsEngine(
         WeightTransferConfig(backend="headway"), config, torch.device("cpu"), model
     )
-    engine.init_transfer_engine(NoInitInfo())
+    engine.init_transfer_engine(StagingInfo())
     engine.memory = FakeDeviceMemory()
     return engine
 
