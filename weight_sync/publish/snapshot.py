@@ -9,7 +9,7 @@ import logging
 import mmap
 import weakref
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -66,6 +66,41 @@ class Gpu:
         return copied.synchronize
 
 
+class _Checksum:
+    """The xxh3_64 of parts in their order, computed in a thread if it is wanted."""
+
+    def __init__(self, *, wanted: bool) -> None:
+        self._digest, self._wanted = xxhash.xxh3_64(), wanted
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="checksum")
+        self._error: Exception | None = None
+
+    def update(self, part: bytes | memoryview) -> None:
+        """Add a part, which must stay as it is until the end."""
+        self.then(self._digest.update, part)
+
+    def then(self, step: Callable[..., object], *arguments: Any) -> None:
+        """Take a step in the thread, after those before."""
+        if self._wanted:
+            self._thread.submit(self._run, step, *arguments)
+
+    def end(self) -> Future[str]:
+        """Return the checksum to come, which fails with the first error of a step."""
+        result = self._thread.submit(self._result)
+        self._thread.shutdown(wait=False)
+        return result
+
+    def _run(self, step: Callable[..., object], *arguments: Any) -> None:
+        try:
+            step(*arguments)
+        except Exception as error:  # noqa: BLE001  (raised by `_result`)
+            self._error = self._error or error
+
+    def _result(self) -> str:
+        if self._error is not None:
+            raise self._error
+        return self._digest.hexdigest()
+
+
 class Snapshot:
     """The tensors of one version in host memory."""
 
@@ -78,6 +113,8 @@ class Snapshot:
         """Registered memory."""
         self._used = 0
         """Bytes of the newest block that are taken."""
+        self._digest: Future[str] | None = None
+        """The checksum of the tensors taken last, which reads their memory."""
 
     @torch.no_grad()
     def take(
@@ -86,34 +123,35 @@ class Snapshot:
         wire_dtype: torch.dtype | None,
         *,
         checksummed: bool = True,
-    ) -> Callable[[], str]:
+    ) -> Future[str]:
         """Copy tensors, cast to `wire_dtype` if given.
 
-        Returns a function that waits for their checksum, xxh3_64 over each tensor's name and
-        row-major bytes, of none without `checksummed`; the memory must not be used again before.
+        Returns their checksum to come, xxh3_64 over each tensor's name and row-major bytes, of none
+        without `checksummed`. It fails with the first error of what it is computed from. The next
+        call waits for it, and raises that error.
         """
+        if self._digest is not None:
+            self._digest.result()
         self.tensors = []
-        digest = xxhash.xxh3_64()
         copies: list[Callable[[], object]] = []
-        thread = ThreadPoolExecutor(1, thread_name_prefix="checksum")
-        submit: Callable[..., object] = thread.submit if checksummed else lambda *_: None
+        checksum = _Checksum(wanted=checksummed)
         try:
             for name, tensor in tensors:
                 host = self._host(name, tensor, wire_dtype or tensor.dtype)
                 self.tensors.append((name, host))
-                submit(digest.update, name.encode())
+                checksum.update(name.encode())
                 if self._gpu.holds(tensor):
                     copies.append(self._gpu.copy(tensor, host))
-                    submit(copies[-1])
-                    submit(digest.update, bytes_of(host))
+                    checksum.then(copies[-1])
+                    checksum.update(bytes_of(host))
                     continue
                 for piece in _copy(tensor, host):
-                    submit(digest.update, piece)
+                    checksum.update(piece)
             for wait in copies[-1:]:  # they are in the order of a stream
                 wait()
-            return thread.submit(digest.hexdigest).result
         finally:
-            thread.shutdown(wait=False)
+            self._digest = checksum.end()
+        return self._digest
 
     def _host(self, name: str, tensor: Tensor, dtype: torch.dtype) -> Tensor:
         host = self._memory.get(name)

@@ -10,6 +10,7 @@ from unittest.mock import Mock
 
 import pytest
 import torch
+import xxhash
 from torch import Tensor
 
 from tests.weight_sync.checksum import checksum
@@ -65,7 +66,7 @@ def test_everything_arrives_before_it_is_sent_and_the_checksum_is_the_same(
             tensor.zero_()
         assert same(taken.tensors, expected)
         assert all(host.is_contiguous() for _, host in taken.tensors)
-        assert digest() == checksum(expected.items())
+        assert digest.result() == checksum(expected.items())
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -104,7 +105,7 @@ def test_blocks_are_of_the_size_that_is_needed_and_used_again(gpu) -> None:
     tensors = [("large", torch.ones(3000)), *((f"t{n}", torch.ones(129)) for n in range(9))]
     taken = Snapshot(gpu)
     for _ in range(3):
-        taken.take(tensors, None)()
+        taken.take(tensors, None).result()
     addresses = [host.data_ptr() for _, host in taken.tensors]
     assert all(address % 64 == 0 for address in addresses)
     assert len(set(addresses)) == len(tensors)
@@ -112,15 +113,49 @@ def test_blocks_are_of_the_size_that_is_needed_and_used_again(gpu) -> None:
     assert gpu.registered == [12000, *[2048] * -(-9 // per_block)]
 
 
-def test_a_version_is_sent_while_its_checksum_is_computed(transport, weights, monkeypatch) -> None:
-    """The announcement comes though the checksum waits for it."""
-    announced = threading.Event()
+class SlowDigest:
+    """A checksum that waits until the test lets it go on, or fails."""
 
-    class Waits(Snapshot):
-        def take(self, tensors, wire_dtype) -> Callable[[], str]:
-            digest = super().take(tensors, wire_dtype)
-            return lambda: digest() if announced.wait(30) else "never announced"
+    def __init__(self, failure: Exception | None = None) -> None:
+        self.go_on, self.failure = threading.Event(), failure
+        self._digest = xxhash.xxh3_64()
+        self.hexdigest = self._digest.hexdigest
 
-    monkeypatch.setattr("weight_sync.publish.background_publisher.Snapshot", Waits)
-    with StagedPublisher(transport, lambda manifest: announced.set()) as publisher:
-        assert publisher.publish(0, weights(0).items()) == checksum(weights(0).items())
+    def update(self, part: memoryview | bytes) -> None:
+        assert self.go_on.wait(30)
+        if self.failure is not None and len(part) == 28:  # one in the midst
+            raise self.failure
+        self._digest.update(part)
+
+
+def test_versions_are_published_and_announced_before_a_slow_checksum_which_no_other_version_changes(
+    transport, weights, monkeypatch
+) -> None:
+    slow = [SlowDigest() for _ in range(3)]
+    made = iter(slow)
+    monkeypatch.setattr(snapshot_module.xxhash, "xxh3_64", lambda: next(made))
+    announced: list[int] = []
+    with StagedPublisher(transport, lambda m: announced.append(m.version)) as publisher:
+        digests = [publisher.publish(version, weights(version).items()) for version in (0, 1)]
+        publisher.flush(30)
+        assert announced[-1] == 1
+        assert not any(digest.done() for digest in digests)
+        # the third is copied to the memory of the first, once that is read
+        threading.Timer(0.1, lambda: [digest.go_on.set() for digest in slow]).start()
+        digests.append(publisher.publish(2, weights(2).items()))
+        sums = [digest.result(30) for digest in digests]
+    monkeypatch.undo()
+    assert sums == [checksum(weights(version).items()) for version in range(3)]
+
+
+def test_a_checksum_that_fails_fails_its_version_and_the_next_in_its_memory(
+    weights, monkeypatch
+) -> None:
+    broken = SlowDigest(OSError("a bad page"))
+    broken.go_on.set()
+    monkeypatch.setattr(snapshot_module.xxhash, "xxh3_64", lambda: broken)
+    taken = Snapshot()
+    with pytest.raises(OSError, match="a bad page"):
+        taken.take(weights(0).items(), None).result(30)
+    with pytest.raises(OSError, match="a bad page"):
+        taken.take(weights(1).items(), None)
