@@ -1,4 +1,4 @@
-"""A reusable copy of all weights in host memory.
+"""A reusable copy of all weights in host memory, or on the GPU that they are on.
 
 Fresh memory would cost several times the copy itself. The caller's thread copies, from a GPU on its
 current stream, while another thread checksums what has arrived. Torch's own threads are not used on
@@ -10,6 +10,8 @@ import mmap
 import weakref
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
+from itertools import cycle
 from typing import Any
 
 import numpy as np
@@ -26,6 +28,8 @@ BLOCK_BYTES = 256 * 2**20
 """Size of a block of memory that is registered with a GPU; a larger tensor has its own."""
 PIECE_ELEMENTS = 2**22
 """Copied at a time: 16 MiB of float32, enough for stores that bypass the cache."""
+CHUNK_BYTES = 16 * 2**20
+"""Read at a time from a copy on a GPU."""
 CAST_ELEMENTS = 2**14
 """Cast at a time; torch would use all its threads for twice as many."""
 
@@ -37,6 +41,10 @@ def wire_dtype(config: WeightSyncConfig) -> torch.dtype | None:
 
 class Gpu:
     """Copies from CUDA devices to memory of the host that is registered with them."""
+
+    def __init__(self) -> None:
+        self._chunks: list[Tensor] = []
+        self._stream: Any = None
 
     def holds(self, tensor: Tensor) -> bool:
         """Return True if a tensor is on such a device."""
@@ -58,12 +66,30 @@ class Gpu:
             weakref.finalize(memory, runtime.cudaHostUnregister, memory.data_ptr())
 
     def copy(self, tensor: Tensor, host: Tensor) -> Callable[[], object]:
-        """Begin a copy on the current stream; return a function that waits for its end."""
+        """Begin a copy on the current stream, to the host or on the device; return its wait."""
         # The device casts: torch would copy another dtype to fresh memory that is not pinned first.
         host.copy_(tensor.to(host.dtype), non_blocking=True)
         copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
         copied.record()
         return copied.synchronize
+
+    def read(self, tensor: Tensor) -> Iterator[memoryview]:
+        """Yield the bytes of a contiguous tensor, each part until the next, beside other work."""
+        if not self._chunks:
+            self._chunks = [self.pinned(CHUNK_BYTES) for _ in range(2)]
+            self._stream = torch.cuda.Stream(tensor.device)  # type: ignore[no-untyped-call]
+        arriving: list[Tensor] = []
+        flat, chunks = tensor.view(-1).view(torch.uint8), cycle(self._chunks)
+        for begin in range(0, flat.nbytes, CHUNK_BYTES):
+            part = flat[begin : begin + CHUNK_BYTES]
+            self._stream.synchronize()
+            with torch.cuda.stream(self._stream):
+                arriving.append(next(chunks)[: part.nbytes].copy_(part, non_blocking=True))
+            if len(arriving) > 1:
+                yield bytes_of(arriving.pop(0))
+        self._stream.synchronize()
+        for last in arriving:
+            yield bytes_of(last)
 
 
 class _Checksum:
@@ -77,6 +103,15 @@ class _Checksum:
     def update(self, part: bytes | memoryview) -> None:
         """Add a part, which must stay as it is until the end."""
         self.then(self._digest.update, part)
+
+    def update_from(self, parts: Callable[[], Iterable[memoryview]]) -> None:
+        """Add parts, each of which must stay as it is until the next."""
+
+        def update() -> None:
+            for part in parts():
+                self._digest.update(part)
+
+        self.then(update)
 
     def then(self, step: Callable[..., object], *arguments: Any) -> None:
         """Take a step in the thread, after those before."""
@@ -102,9 +137,10 @@ class _Checksum:
 
 
 class Snapshot:
-    """The tensors of one version in host memory."""
+    """The tensors of one version, in host memory or, with `on_device`, on the GPU that has them."""
 
-    def __init__(self, gpu: Gpu | None = None) -> None:
+    def __init__(self, gpu: Gpu | None = None, *, on_device: bool = False) -> None:
+        self.on_device = on_device
         self.tensors: list[tuple[str, Tensor]] = []
         """The tensors taken last: contiguous, in the order given."""
         self._memory: dict[str, Tensor] = {}
@@ -143,7 +179,10 @@ class Snapshot:
                 if self._gpu.holds(tensor):
                     copies.append(self._gpu.copy(tensor, host))
                     checksum.then(copies[-1])
-                    checksum.update(bytes_of(host))
+                    if self.on_device:
+                        checksum.update_from(partial(self._gpu.read, host))
+                    else:
+                        checksum.update(bytes_of(host))
                     continue
                 for piece in _copy(tensor, host):
                     checksum.update(piece)
@@ -156,7 +195,9 @@ class Snapshot:
     def _host(self, name: str, tensor: Tensor, dtype: torch.dtype) -> Tensor:
         host = self._memory.get(name)
         if host is None or host.shape != tensor.shape or host.dtype != dtype:
-            if self._gpu.holds(tensor):
+            if self.on_device:
+                host = torch.empty(tensor.shape, dtype=dtype, device=tensor.device)
+            elif self._gpu.holds(tensor):
                 host = self._pinned(tensor.numel() * dtype.itemsize).view(dtype).view(tensor.shape)
             else:
                 host = torch.empty(tensor.shape, dtype=dtype, device="cpu")

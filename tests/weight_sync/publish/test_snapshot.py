@@ -1,11 +1,12 @@
-"""A snapshot of tensors on a GPU: few blocks of host memory, the checksum beside the sending.
+"""A snapshot of tensors on a GPU, there or in few blocks of host memory, and its checksum.
 
 The device is a fake: its tensors lie in host memory, and a copy happens when something waits for it
 or, in the order of the stream, for a later one.
 """
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from unittest.mock import Mock
 
 import pytest
@@ -16,7 +17,7 @@ from torch import Tensor
 from tests.weight_sync.checksum import checksum
 from tests.weight_sync.conftest import same
 from weight_sync.publish import snapshot as snapshot_module
-from weight_sync.publish.snapshot import PIECE_ELEMENTS, Gpu, Snapshot
+from weight_sync.publish.snapshot import PIECE_ELEMENTS, Gpu, Snapshot, bytes_of
 from weight_sync.publish.staged_publisher import StagedPublisher
 
 
@@ -33,6 +34,10 @@ class FakeGpu(Gpu):
 
     def register(self, memory: Tensor) -> None:
         self.registered.append(memory.nbytes)
+
+    def read(self, tensor: Tensor) -> Iterator[memoryview]:
+        data = bytes_of(tensor)
+        return (data[begin : begin + 100] for begin in range(0, len(data), 100))
 
     def copy(self, tensor: Tensor, host: Tensor) -> Callable[[], object]:
         self._stream.append(lambda: host.copy_(tensor))
@@ -53,11 +58,12 @@ def gpu(monkeypatch) -> FakeGpu:
     return FakeGpu()
 
 
+@pytest.mark.parametrize("on_device", [False, True])
 @pytest.mark.parametrize("dtype", [None, torch.bfloat16])
 def test_everything_arrives_before_it_is_sent_and_the_checksum_is_the_same(
-    gpu, weights, dtype
+    gpu, weights, dtype, on_device
 ) -> None:
-    taken, wire = Snapshot(gpu), dtype or torch.float32
+    taken, wire = Snapshot(gpu, on_device=on_device), dtype or torch.float32
     for version in range(3):
         tensors = weights(version)
         expected = {name: tensor.to(wire, copy=True) for name, tensor in tensors.items()}
@@ -67,6 +73,27 @@ def test_everything_arrives_before_it_is_sent_and_the_checksum_is_the_same(
         assert same(taken.tensors, expected)
         assert all(host.is_contiguous() for _, host in taken.tensors)
         assert digest.result() == checksum(expected.items())
+
+
+def test_a_copy_on_a_gpu_is_read_through_two_pinned_chunks_each_whole_before_the_next(
+    monkeypatch,
+) -> None:
+    """The device copies when its stream is waited for."""
+    monkeypatch.setattr(snapshot_module, "CHUNK_BYTES", 64)
+    chunks: list[Tensor] = []
+
+    class Pinning(Gpu):
+        def pinned(self, nbytes: int) -> Tensor:
+            chunks.append(torch.zeros(nbytes, dtype=torch.uint8))
+            return chunks[-1]
+
+    monkeypatch.setattr(torch.cuda, "Stream", lambda device: Mock())
+    monkeypatch.setattr(torch.cuda, "stream", lambda stream: nullcontext())
+    gpu = Pinning()
+    for numel in (0, 1, 16, 17, 100):
+        tensor = torch.randn(numel).to(torch.bfloat16)
+        assert b"".join(bytes(part) for part in gpu.read(tensor)) == bytes(bytes_of(tensor))
+    assert len(chunks) == 2
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
