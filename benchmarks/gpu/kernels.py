@@ -42,10 +42,10 @@ def transfers(size_name: str, device: torch.device, rounds: int) -> Iterator[dic
         tensors = [*build(size).to(getattr(torch, size.dtype)).named_parameters()]
     nbytes = sum(tensor.nbytes for _, tensor in tensors)
     snapshot = Snapshot()
-    digests: list[Callable[[], str]] = []
-    taken = timed(device, rounds, lambda: digests.append(snapshot.take(tensors, None)))
+    taken = timed(device, rounds, lambda: snapshot.take(tensors, None, checksummed=False))
+    digest = snapshot.take(tensors, None)
     begin = time.perf_counter()
-    digests[-1]()
+    digest.result()
     figures = {"bytes": nbytes, "snapshot": taken, "checksum_after": time.perf_counter() - begin}
     yield figures
     block = torch.empty(nbytes, dtype=torch.uint8, device=device)
@@ -238,7 +238,7 @@ def zero(name: str, device: torch.device, rounds: int, *, stage: int) -> Iterato
     step_seconds = timed(device, 3, step)
     figures = {"tokens": size.microbatch_tokens, "step": step_seconds, **peak_memory(device)}
     yield figures
-    digest = timed(device, 1, lambda: Snapshot().take(engine.weights(), None)())
+    digest = timed(device, 1, lambda: Snapshot().take(engine.weights(), None).result())
     yield figures | {"publish": digest}
 
 
