@@ -90,6 +90,9 @@ class LearnerConfig(OptimizerConfig, ObjectiveConfig):
     equally; where there are fewer cores than ranks, every rank uses them all."""
     threads: int | None = Field(default=None, ge=1)
     """Torch threads of a rank; None takes the number of its cores, else 1."""
+    compile: bool | None = None
+    """Compile blocks of the model (below zero_stage 3) and the head's sums with torch.compile, for
+    which the machine needs a C++ compiler. Unset: on GPUs."""
     gpus: float = Field(default=0.0, ge=0)
     """GPUs of each rank: 0, 1, or below 1 for a single rank that shares one."""
     lora: Annotated[LoraConfig | None, ADAPTED] = None
@@ -133,6 +136,11 @@ class LearnerConfig(OptimizerConfig, ObjectiveConfig):
         """True if the reference has weights of its own, and is not the policy without adapter."""
         moves = self.kl is not None and (self.kl.reference or self.kl.refresh_every)
         return self.uses_reference and (self.lora is None or bool(moves))
+
+    @property
+    def compiles(self) -> bool:
+        """True if torch.compile is used."""
+        return self.gpus > 0 if self.compile is None else self.compile
 
     @property
     def threads_of_rank(self) -> int:

@@ -41,15 +41,18 @@ STEPS_TAKEN = "steps_taken"
 GATHER_BYTES = 512 * 2**20
 """Weights that ZeRO 3 gathers at once, at least one tensor."""
 
+if not torch.cuda.is_available():
+    # DeepSpeed would compile C++ for a minute before the first step. `start_compiler` undoes it.
+    torch._dynamo.config.disable = True
+
 
 def _prepare() -> None:
     """Join a group, alone unless `process_group.join` was called before, and set DeepSpeed up."""
     join_alone()
     os.environ["LOCAL_RANK"] = "0"  # a rank sees no device but its own
     if not torch.cuda.is_available():
-        # Without a GPU these would compile C++ for a minute before the first step.
+        # Without a GPU it would compile C++ for a minute before the first step.
         deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
-        torch._dynamo.config.disable = True
     # DeepSpeed's own would mark every matrix but embeddings, and undo `optimizer_section`.
     deepspeed.set_optimizer_flags = lambda config, model: None
     deepspeed.init_distributed(dist_backend=dist.get_backend(), verbose=False)

@@ -16,6 +16,7 @@ from learner.diagnostics.batch_report import BatchReport
 from learner.diagnostics.trained_log import note_trained
 from learner.engine import checkpoint
 from learner.engine.deepspeed import DeepSpeedEngine, PolicyEngine, shared_reference, sharing
+from learner.model.compilation import start_compiler
 from learner.model.hf_names import HuggingFaceNames
 from learner.model.logprobs import LogprobOptions
 from learner.model.lora import add_adapter, base_of, check_base, read_adapter
@@ -65,12 +66,16 @@ class Rank:
             "attention": config.attention,
             "activation_checkpointing": config.activation_checkpointing,
             "context": spec.context,
+            "compiled": config.compiles,
         }
         self._options = LogprobOptions(
             chunk=config.logprob_chunk,
             temperature=spec.temperature,
             float32_head=config.float32_head,
+            compiled=config.compiles,
         )
+        if config.compiles:
+            start_compiler(torch.device("cuda" if config.gpus else "cpu"))
         self.published_adapter: AdapterForm | None = None
         """The adapter where its factors alone are published; None: whole weights are."""
         self.engine = self._policy(spec.model_path)
