@@ -127,7 +127,7 @@ def try_recipe(
         from deploy.preflight.inputs import load_inputs
     made = config.sft is None or config.warm_start.exists()
     with nullcontext(config) if made else before_warm_start(config, echo) as tried:
-        try_recipe(tried, load_inputs(tried), prompts, echo)
+        try_recipe(tried, load_inputs(tried, needs_space=False), prompts, echo)
     echo(next_command("run" if made else "sft", recipe, overrides))
 
 
