@@ -127,12 +127,12 @@ def _one_by_one(lengths: list[int], window: int | None, *columns: Tensor) -> Ten
     """Return attention [1, N, heads, size] of packed sequences by one call each."""
     outputs = []
     for part in zip(*(torch.split(column, lengths, dim=2) for column in columns), strict=True):
-        options: dict[str, Any] = {"enable_gqa": True}
+        mask = None
         if window is not None:
             square = torch.ones(2 * part[0].shape[2:3], dtype=torch.bool, device=part[0].device)
-            options["attn_mask"] = square.tril().triu(1 - window)
+            mask = square.tril().triu(1 - window)
         attend = torch.nn.functional.scaled_dot_product_attention
-        outputs.append(attend(*part, is_causal=window is None, **options))
+        outputs.append(attend(*part, mask, is_causal=mask is None, enable_gqa=True))
     return torch.cat(outputs, dim=2).transpose(1, 2)
 
 
