@@ -131,7 +131,7 @@ def _one_by_one(lengths: list[int], window: int | None, *columns: Tensor) -> Ten
         if window is not None:
             square = torch.ones(2 * part[0].shape[2:3], dtype=torch.bool, device=part[0].device)
             mask = square.tril().triu(1 - window)
-        attend = torch.nn.functional.scaled_dot_product_attention
+        attend: Callable[..., Tensor] = torch.nn.functional.scaled_dot_product_attention
         outputs.append(attend(*part, mask, is_causal=mask is None, enable_gqa=True))
     return torch.cat(outputs, dim=2).transpose(1, 2)
 
