@@ -89,12 +89,9 @@ def counted(number: int, noun: str) -> str:
 
 
 def learner_rank(
-    config: RunConfig, sizes: ModelSizes, critic: ModelSizes | None, card: float | None = None
+    config: RunConfig, sizes: ModelSizes, critic: ModelSizes | None, card: float | None
 ) -> Process:
-    """Return the ranks; the first publishes, and has two versions in turn for that.
-
-    `card` is the memory of a GPU in bytes, if it is known.
-    """
+    """Return the ranks, on GPUs of `card` bytes; the first has two versions in turn to publish."""
     learner = config.learner
     loaded = _weights(learner, sizes)
     models = [sizes] if critic is None else [sizes, critic]
