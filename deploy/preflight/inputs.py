@@ -8,6 +8,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from rich.console import Console
+
 from actors.engines.model_folder import check_model, context_length, weight_shapes
 from actors.engines.sampling_rules import check_sampling
 from actors.environments.load_environment import load_environment
@@ -20,6 +22,7 @@ from deploy.config.rules import check_against_objective
 from deploy.config.run_config import RunConfig
 from deploy.observability import trackers
 from deploy.preflight.machine_checks import check_free_space, check_machine, check_run_folders
+from deploy.preflight.memory_check import check_memory
 from deploy.preflight.models import (
     check_adapter,
     check_workers,
@@ -150,6 +153,8 @@ def load_inputs(
         _check_adapters(config.learner, inputs.model_path)
     else:
         _check_models(inputs.models, resumed)
+    if needs_space and config.model.path is not None:
+        check_memory(config, Console(quiet=True))
     if needs_space and Path(inputs.model_path).is_dir():
         checkpoints = None if resumed is None else resumed.checkpoints
         check_free_space(config, weight_shapes(inputs.model_path), folders, resumed=checkpoints)
