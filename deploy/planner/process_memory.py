@@ -13,7 +13,7 @@ from deploy.planner.byte_counts import GIB, GRADIENT, MIB, MOMENTS, STEPPED, WEI
 from deploy.planner.model_sizes import EngineSizes, ModelSizes
 from headway.roles import Role
 from learner.config.learner import LearnerConfig
-from learner.engine.gathering import BUCKET_ELEMENTS, live_elements
+from learner.engine.gathering import BUCKET_ELEMENTS, live_elements, overlaps
 from weight_sync.direct.publisher import sends_from_device
 from weight_sync.vllm.device_memory import CHUNK_BYTES, stages_on_device
 
@@ -41,7 +41,9 @@ SENT = {"GPU": 40e9, "host": 20e9}
 """[E] Bytes a second that `nccl` sends from there: of a network of 400 Gb/s between nodes, of PCIe
 to the learner's GPU and from it, in turn."""
 ENGINE_WORK = 2 * GIB
-"""[E] Activations, CUDA graphs and communicators of a worker of an engine."""
+"""[E] Activations and communicators of a worker of an engine."""
+CUDA_GRAPHS = 1 * GIB
+"""[E] What a worker captures for batches of many sizes; vLLM takes it from the KV cache."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,9 +152,12 @@ def _larger(first: Parts, second: Parts) -> dict[str, float]:
 
 
 def _weights(learner: LearnerConfig, model: ModelSizes) -> float:
-    """Return the bytes of a rank's part of the weights of a model."""
-    sharing = learner.ranks if learner.zero_stage == 3 else 1
-    return WEIGHT[learner.dtype] * model.parameters / sharing
+    """Return the bytes of a rank's part of the weights of a model, and of its node's copy."""
+    weights = float(WEIGHT[learner.dtype] * model.parameters)
+    if learner.zero_stage < 3:
+        return weights
+    of_node = 0.0 if learner.ranks_of_node is None else weights / learner.ranks_of_node
+    return weights / learner.ranks + of_node
 
 
 def _states(learner: LearnerConfig, model: ModelSizes) -> dict[str, float]:
@@ -224,6 +229,8 @@ def _backward(learner: LearnerConfig, model: ModelSizes) -> Parts:
             3: itemsize + (2 * summed or itemsize + cast),  # twice: as they are, and by ranks
         }[stage]
         parts["bucket"] = size * min(model.trained, max(BUCKET_ELEMENTS, model.largest_tensor))
+        if overlaps(stage, learner.ranks, model.trained):
+            parts["next bucket"] = float(itemsize * BUCKET_ELEMENTS)
     if stage == 3 and learner.ranks > 1:
         gathered = live_elements(model.parameters) + model.largest_layer
         parts["gathered weights"] = float(itemsize * gathered)
@@ -253,6 +260,8 @@ def engine(
     rollout = served.kv_token * served.context / min(workers, served.kv_heads)
     logits = 12.0 * actors.max_concurrent_rollouts * served.vocabulary  # gathered on each worker
     device = {"weights": weights / workers, "work": ENGINE_WORK + logits}
+    if actors.enforce_eager is not True:  # "auto" captures on GPUs
+        device["CUDA graphs"] = float(CUDA_GRAPHS)
     least = device | {"KV cache of one rollout": rollout}
     limit = None if card is None else actors.gpu_memory_share * card
     cache, notes = rollout, []

@@ -76,6 +76,9 @@ class LearnerConfig(OptimizerConfig, ObjectiveConfig):
     """Learner processes, which share every batch."""
     zero_stage: int = Field(default=1, ge=0, le=3)
     """DeepSpeed ZeRO; shared out over ranks: 1 the optimizer's state, 2 gradients, 3 weights."""
+    zero_node_ranks: int | None = Field(default=None, ge=2)
+    """Ranks of a node, for zero_stage = 3 on several: weights are also shared out within each node,
+    and gathered there after the first pass of a step (ZeRO++'s zero_hpz_partition_size)."""
     dtype: Dtype = "float32"
     """Dtype of weights and activations; gradients and the optimizer's weights are float32. Commands
     take bfloat16 on GPUs, if neither this key nor actors.dtype is given."""
@@ -132,6 +135,11 @@ class LearnerConfig(OptimizerConfig, ObjectiveConfig):
         return self.model_copy(update={name: getattr(earlier, name) for name in names})
 
     @property
+    def ranks_of_node(self) -> int | None:
+        """Ranks that share out weights once more, in their order; None where one node has all."""
+        return self.zero_node_ranks if self.ranks > (self.zero_node_ranks or self.ranks) else None
+
+    @property
     def holds_reference(self) -> bool:
         """True if the reference has weights of its own, and is not the policy without adapter."""
         moves = self.kl is not None and (self.kl.reference or self.kl.refresh_every)
@@ -186,6 +194,17 @@ class LearnerConfig(OptimizerConfig, ObjectiveConfig):
             raise ValueError(
                 f"kl.refresh_every = {self.kl.refresh_every} needs zero_stage 0, 1 or 2, not 3, by "
                 "which ranks share the reference too; leave it out"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _weights_are_shared_out_equally_within_nodes(self) -> Self:
+        ranks, of_node = self.ranks, self.zero_node_ranks
+        if of_node is not None and (self.zero_stage != 3 or (ranks > of_node and ranks % of_node)):
+            raise ValueError(
+                f"zero_node_ranks = {of_node} with zero_stage = {self.zero_stage} and ranks = "
+                f"{ranks}: it needs zero_stage = 3, which shares out weights, and as many ranks on "
+                f"every node, such as ranks = {of_node * -(-ranks // of_node)}; or leave it out"
             )
         return self
 

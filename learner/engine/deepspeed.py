@@ -15,11 +15,12 @@ from typing import Any
 import deepspeed
 import torch
 import torch.distributed as dist
+from deepspeed.utils import groups
 from torch import Tensor, nn
 
 from learner.config.optimizer import OptimizerConfig
 from learner.disk_wait import make_folder, write_whole
-from learner.engine.gathering import BUCKET_ELEMENTS, elements, gathering
+from learner.engine.gathering import BUCKET_ELEMENTS, elements, gathering, overlaps
 from learner.engine.lr_schedule import rate_factor
 from learner.engine.model_folder import write_config, write_weights
 from learner.engine.optimizer_state import load_parts, parts_of
@@ -59,17 +60,22 @@ def _prepare() -> None:
 
 
 @contextmanager
-def sharing(zero_stage: int) -> Iterator[None]:
+def sharing(zero_stage: int, node_ranks: int | None = None) -> Iterator[None]:
     """Under ZeRO 3, share out the weights of models that are loaded meanwhile. Collective.
 
     Each tensor is read, and that of rank 0 scattered, before the next is read, so that no rank ever
-    holds a whole model.
+    holds a whole model. From the first pass of a step to its end, every `node_ranks` ranks in their
+    order, where given, share out a copy too, which they gather from in further passes.
     """
     if zero_stage < 3:
         yield
         return
     _prepare()
-    zero = deepspeed.zero.Init()
+    if node_ranks is not None and groups._get_zero_param_intra_parallel_group() is None:
+        groups._create_zero_param_parallel_group(node_ranks)
+    zero = deepspeed.zero.Init(
+        zero_param_parallel_group=groups._get_zero_param_intra_parallel_group()
+    )
 
     def share(parameter: nn.Parameter) -> None:
         if not hasattr(parameter, "ds_id"):
@@ -137,11 +143,13 @@ class DeepSpeedEngine:
         self._copies = HostCopy()
         self._captured: Future[dict[str, Tensor]] | None = None
         self.steps_taken = 0
-        optimizer = optimizer_section(config, module)
+        optimizer, trained = optimizer_section(config, module), elements(module, trained=True)
         zero: dict[str, Any] = {
             "stage": zero_stage,
-            "reduce_bucket_size": min(BUCKET_ELEMENTS, elements(module, trained=True)),
+            "reduce_bucket_size": min(BUCKET_ELEMENTS, trained),
         }
+        if zero_stage < 3:
+            zero["overlap_comm"] = overlaps(zero_stage, self.ranks, trained)
         if zero_stage == 3:
             zero |= gathering(elements(module))
         if offload_optimizer:
@@ -340,6 +348,7 @@ class DeepSpeedEngine:
 
     def load(self, folder: Path) -> None:
         reader = PartReader(folder / OPTIMIZER_FOLDER)
+        self._settle()
         load_parts(self._engine, reader)
         self.steps_taken = int(reader.read(STEPS_TAKEN, 0, 1))
 
