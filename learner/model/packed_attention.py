@@ -40,7 +40,7 @@ def attend_packed(model: Any) -> bool:
         return False
     from transformers import AttentionInterface, AttentionMaskInterface
 
-    AttentionInterface.register(NAME, torch.compiler.disable(_attend))
+    AttentionInterface.register(NAME, torch.compiler.disable(_attend))  # type: ignore[no-untyped-call]
     AttentionMaskInterface.register(NAME, _mask)
     most = HALF_TOLERANCE if model.dtype.itemsize < 4 else TOLERANCE
     try:

@@ -34,7 +34,7 @@ def traced(monkeypatch):
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     path = tmp_path_factory.mktemp("tiny")
-    build_tiny(TinyModelConfig(characters="abcdefgh", layers=10), path, seed=0)
+    build_tiny(TinyModelConfig(characters="abcdefgh", layers=4), path, seed=0)
     return str(path)
 
 
