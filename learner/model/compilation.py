@@ -17,7 +17,7 @@ def start_compiler(device: torch.device) -> None:
     try:
         torch.compile(lambda x: x.exp().sum())(torch.ones(64, device=device))
     except Exception as error:  # compilers raise anything
-        reason = str(error).strip().splitlines()[0]
+        reason = (str(error).strip() or repr(error)).splitlines()[0]
         raise InputError(
             f"learner.compile: nothing can be compiled for {device.type!r} here: {reason}; install "
             "a C++ compiler and the headers of Python (Debian and Ubuntu: apt-get install g++ "

@@ -4,7 +4,7 @@ import math
 
 import pytest
 import torch
-from torch._inductor import metrics
+from torch._inductor import compile_fx, metrics
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
@@ -12,6 +12,8 @@ from learner.model.logprobs import LogprobOptions, chunked_logprobs
 
 WORDS, WIDTH, TOKENS = 151_936, 896, 1024
 """Of Qwen2.5 0.5B, and tokens of a chunk."""
+LOGITS = TOKENS * WORDS * 2
+"""Bytes of a chunk of logits in bfloat16."""
 
 
 @pytest.fixture(autouse=True)
@@ -45,13 +47,18 @@ def distance(found, expected):
     return float((found.double() - expected).abs().max() / max(1.0, expected.abs().max()))
 
 
-FORMS = [{}, {"scale": 0.3, "temperature": 0.6}, {"scale": 1.7, "cap": 1.5, "temperature": 1.3}]
+FORMS = [
+    {},
+    {"scale": 0.3, "temperature": 0.6},
+    {"scale": 1.7, "cap": 1.5, "temperature": 1.3, "entropy_gradient": True},
+    {"entropy_gradient": True},
+]
 
 
-@pytest.mark.parametrize("entropy_gradient", [False, True])
-@pytest.mark.parametrize("form", FORMS, ids=str)
-def test_compiled_sums_equal_those_in_place_in_float32(form, entropy_gradient):
-    inputs, options = problem(torch.float32), form | {"entropy_gradient": entropy_gradient}
+@pytest.mark.slow
+@pytest.mark.parametrize("options", FORMS, ids=str)
+def test_compiled_sums_equal_those_in_place_in_float32(options):
+    inputs = problem(torch.float32)
     compiled, plain = (results(*inputs, compiled=way, **options) for way in (True, False))
     exact = results(*(column.double() for column in inputs[:2]), inputs[2], **options)
     for mine, theirs, judge in zip(compiled, plain, exact, strict=True):
@@ -59,6 +66,7 @@ def test_compiled_sums_equal_those_in_place_in_float32(form, entropy_gradient):
         assert distance(mine, judge) < max(1e-6, 2 * distance(theirs, judge))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("wide", [False, True], ids=["bfloat16 head", "float32 head"])
 def test_compiled_sums_differ_from_those_in_place_by_rounding_in_bfloat16(wide):
     inputs, options = problem(torch.bfloat16), {"float32_head": wide, "entropy_gradient": True}
@@ -68,6 +76,7 @@ def test_compiled_sums_differ_from_those_in_place_by_rounding_in_bfloat16(wide):
         assert distance(mine, theirs) < (1e-6 if mine.dtype == torch.float32 else 2**-8)
 
 
+@pytest.mark.slow
 def test_an_impossible_word_adds_nothing_and_a_nan_stays():
     hidden, weight, targets = problem(torch.float32)
     hidden[:, 0] = hidden[:, 0].abs() + 0.1
@@ -104,6 +113,8 @@ class Traffic(TorchDispatchMode):
         if name in ("gather", "scatter_add_"):
             self.bytes[name] = given["index"].nbytes + 2 * given["index"].numel() * 4
             return output
+        if name.endswith("_like"):
+            given = {}
         if name == "copy_" or func._overloadname.endswith("out"):
             given = {
                 key: value for key, value in given.items() if key not in [w.name for w in written]
@@ -127,23 +138,21 @@ def head_bytes(**options):
     return traffic.bytes
 
 
-def test_the_head_moves_less_than_half_of_the_bytes_with_compiled_sums():
+def test_the_head_moves_a_third_of_the_bytes_with_compiled_sums():
     before, after = head_bytes(), head_bytes(compiled=True)
-    print({k: round(v / 1e9, 2) for k, v in before.items()}, sum(before.values()) / 1e9)
-    print({k: round(v / 1e9, 2) for k, v in after.items()}, sum(after.values()) / 1e9)
-    logits = TOKENS * WORDS * 2
-    assert after["word_sums"] == pytest.approx(logits, rel=0.01)
+    assert sum(before.values()) == pytest.approx(17.8e9, rel=0.01)
+    assert sum(after.values()) == pytest.approx(5.46e9, rel=0.01)
+    assert (after["word_sums"], after["word_gradient"]) == pytest.approx((LOGITS, 2 * LOGITS), 0.01)
 
 
-def test_kernels_read_the_logits_once_and_write_their_gradient_once():
+@pytest.mark.slow
+def test_kernels_read_the_logits_once_and_write_their_gradient_once(monkeypatch):
+    monkeypatch.setattr(compile_fx.inductor_metrics_log, "isEnabledFor", lambda level: True)
     hidden, weight, targets = problem(torch.bfloat16, n=64, v=4096)
     torch._dynamo.reset()
-    torch._inductor.config.force_disable_caches = True
     metrics.reset()
-    results(hidden, weight, targets, compiled=True)
-    print(
-        metrics.num_bytes_accessed,
-        metrics.generated_kernel_count,
-        metrics.generated_cpp_vec_kernel_count,
-        8 * 4096 * 2,
-    )
+    with torch._inductor.config.patch(force_disable_caches=True):
+        chunked_logprobs(
+            hidden, weight.requires_grad_(), targets, LogprobOptions(chunk=64, compiled=True)
+        )[0].sum().backward()
+    assert metrics.num_bytes_accessed == pytest.approx(3 * 64 * 4096 * 2, rel=0.02)
