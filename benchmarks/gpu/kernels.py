@@ -58,20 +58,17 @@ def transfers(size_name: str, device: torch.device, rounds: int) -> Iterator[dic
         tensors = [*build(size).to(getattr(torch, size.dtype)).named_parameters()]
     nbytes = sum(tensor.nbytes for _, tensor in tensors)
     snapshot = Snapshot()
-    digests: list[Callable[[], str]] = []
-    taken = timed(device, rounds, lambda: digests.append(snapshot.take(tensors, None)))
-    begin = time.perf_counter()
-    digests[-1]()
-    figures = {"bytes": nbytes, "snapshot": taken, "checksum_after": time.perf_counter() - begin}
-    yield figures
+    taken = timed(device, rounds, lambda: snapshot.take(tensors, None, checksummed=False))
+    yield {"bytes": nbytes, "snapshot": taken}
     synchronous = xxhash.xxh3_64()
     for tensor_name, tensor in tensors:
         synchronous.update(tensor_name.encode())
         synchronous.update(bytes_of(tensor.cpu()))
-    digest = snapshot.take(tensors, None)
+    digest, begin = snapshot.take(tensors, None), time.perf_counter()
     torch._foreach_zero_([tensor.data for _, tensor in tensors])  # the next step begins
-    equal = digest() == synchronous.hexdigest()
-    yield {"claims": {"the checksum is that of a synchronous copy": equal}}
+    equal = digest.result() == synchronous.hexdigest()
+    claims = {"the checksum is that of a synchronous copy": equal}
+    yield {"checksum_after": time.perf_counter() - begin, "claims": claims}
     block = torch.empty(nbytes, dtype=torch.uint8, device=device)
     sources = {"from_pageable": torch.empty(nbytes, dtype=torch.uint8)}
     if device.type == "cuda":
@@ -279,7 +276,7 @@ def zero(name: str, device: torch.device, rounds: int, *, stage: int) -> Iterato
         engine.step()
 
     def publish() -> None:
-        digests.append(Snapshot().take(engine.weights(), None)())
+        digests.append(Snapshot().take(engine.weights(), None).result())
 
     publish()
     step_seconds = timed(device, 3, step)

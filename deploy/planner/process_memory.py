@@ -14,7 +14,8 @@ from deploy.planner.model_sizes import EngineSizes, ModelSizes
 from headway.roles import Role
 from learner.config.learner import LearnerConfig
 from learner.engine.gathering import BUCKET_ELEMENTS, live_elements
-from weight_sync.vllm.device_memory import stages_on_device
+from weight_sync.direct.publisher import sends_from_device
+from weight_sync.vllm.device_memory import CHUNK_BYTES, stages_on_device
 
 Parts = Mapping[str, float]
 """Bytes by what they hold."""
@@ -36,6 +37,9 @@ STEPPED_AT_ONCE = 1_000_000_000
 """Weights that the optimizer steps at a time under ZeRO 3."""
 TRANSFERS = {"nccl": 4, "ipc": 2}
 """Copies of the largest tensor in buffers of vLLM's own transports; `nccl` fills two in turn."""
+SENT = {"GPU": 40e9, "host": 20e9}
+"""[E] Bytes a second that `nccl` sends from there: of a network of 400 Gb/s between nodes, of PCIe
+to the learner's GPU and from it, in turn."""
 ENGINE_WORK = 2 * GIB
 """[E] Activations, CUDA graphs and communicators of a worker of an engine."""
 
@@ -84,8 +88,13 @@ def counted(number: int, noun: str) -> str:
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
-def learner_rank(config: RunConfig, sizes: ModelSizes, critic: ModelSizes | None) -> Process:
-    """Return the ranks; the first publishes, and has two versions in turn for that."""
+def learner_rank(
+    config: RunConfig, sizes: ModelSizes, critic: ModelSizes | None, card: float | None = None
+) -> Process:
+    """Return the ranks; the first publishes, and has two versions in turn for that.
+
+    `card` is the memory of a GPU in bytes, if it is known.
+    """
     learner = config.learner
     loaded = _weights(learner, sizes)
     models = [sizes] if critic is None else [sizes, critic]
@@ -117,7 +126,21 @@ def learner_rank(config: RunConfig, sizes: ModelSizes, critic: ModelSizes | None
         copies = TRANSFERS[config.weight_sync.transport] * sizes.largest_tensor / sizes.parameters
         device["transfer"] = max(float(GIB), copies * version)
     device |= _larger(training, loading)
-    return Process(Role.LEARNER, learner.ranks, host, device, learner.gpus, first=first)
+    note = ""
+    if config.weight_sync.transport == "nccl":
+        on_device, note = _sending(float(version), total(device), card)
+        if on_device:
+            first["versions"] = float(version)  # the first one, before a step has shown the room
+    return Process(Role.LEARNER, learner.ranks, host, device, learner.gpus, first=first, note=note)
+
+
+def _sending(version: float, needed: float, card: float | None) -> tuple[bool, str]:
+    """Return True if `nccl` sends from a GPU that steps need so much of, and a note with pauses."""
+    on_device = card is not None and sends_from_device(version, card - needed, card)
+    ways = list(SENT) if on_device else list(reversed(SENT))
+    here, other = (f"{version / SENT[way]:.2g} s" for way in ways)
+    note = f"nccl sends from the {ways[0]}: engines stand still for about {here} an update"
+    return on_device, f"{note} ({other} from the {ways[1]})"
 
 
 def _added(parts: Sequence[Parts]) -> dict[str, float]:
@@ -244,7 +267,7 @@ def engine(
             note += f"; actors.max_concurrent_rollouts = {actors.max_concurrent_rollouts:,}"
         notes.append(note)
     if staged:
-        host["next version"] = weights
+        host["chunks of the next version"] = 2.0 * CHUNK_BYTES * workers
         left = 0.0 if card is None or limit is None else card - limit - CONTEXT
         if stages_on_device(weights / workers, left, shared=actors.gpus < 1):
             device["staged weights"] = weights / workers

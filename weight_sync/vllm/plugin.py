@@ -6,6 +6,7 @@ thread does so while the engine generates, and the pause covers only the exchang
 """
 
 import logging
+import time
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from copy import copy
@@ -63,6 +64,8 @@ class StagedWeightsEngine(WeightTransferEngine[StagingInfo, ManifestInfo]):
     _served: Manifest | None = None
     """The version that is served; None if none was loaded, or perhaps not whole."""
     _received: Manifest | None = None
+    prepare_seconds = 0.0
+    """Time that the newest finished preparation took, above 0."""
     memory: DeviceMemory | None = None
     """Staging for weights that must keep their addresses; None exchanges references."""
 
@@ -101,13 +104,15 @@ class StagedWeightsEngine(WeightTransferEngine[StagingInfo, ManifestInfo]):
 
     def _prepare(self, manifest: Manifest, whole: bool) -> Shadow | None:
         """Load a version, whose buckets must stay open meanwhile; None if loading failed."""
-        shadow = Shadow(self.model, self.memory)
+        shadow, begin = Shadow(self.model, self.memory), time.perf_counter()
         try:
             shadow.load(self._weights(manifest, whole), whole=whole)
         except Exception as error:  # noqa: BLE001  (the load in the pause raises it, typed)
             logger.warning("version %d cannot be prepared: %s", manifest.version, error)
             shadow.close()
             return None
+        finally:
+            self.prepare_seconds = time.perf_counter() - begin
         return shadow
 
     def _weights(
@@ -219,9 +224,10 @@ class PreparesWeights:
         """Begin to load a version beside the served one (`StagedWeightsEngine.prepare`)."""
         return self.weight_transfer_engine.prepare(Manifest.from_json(manifest))
 
-    def weights_prepared(self) -> bool:
-        """Return True if `exchange_weights` would not have to wait."""
-        return self.weight_transfer_engine.prepared()
+    def weights_prepared(self) -> float:
+        """Return the seconds that preparing took, or 0 if `exchange_weights` would have to wait."""
+        engine = self.weight_transfer_engine
+        return engine.prepare_seconds if engine.prepared() else 0.0
 
     def exchange_weights(self, version: int) -> bool:
         """Replace the served version by the prepared one (`StagedWeightsEngine.exchange`)."""

@@ -26,6 +26,8 @@ from deploy.planner.remedies import fitting, remedies
 from deploy.preflight.memory_check import check_memory
 from headway.errors import InputError
 from headway.roles import Role
+from weight_sync.direct.publisher import SPARE_SHARE
+from weight_sync.vllm.device_memory import CHUNK_BYTES
 
 SHAPES = Path(__file__).parent / "shapes"
 BILLION = 10**9
@@ -53,10 +55,10 @@ def checked(config):
 @pytest.mark.parametrize(
     ("name", "model", "learner", "actor", "node"),
     [
-        ("gsm8k_qwen_1gpu", "qwen2.5-0.5b", 11.9, 8.7, 19.8),
-        ("gsm8k_qwen7b_lora_1gpu", "qwen2.5-7b", 21.3, 40.5, 51.6),
-        ("gsm8k_qwen_8gpu", "qwen2.5-1.5b", 64.9, 75.0, 79.8),
-        ("gsm8k_qwen7b_8gpu", "qwen2.5-7b", 56.9, 70.5, 294.7),
+        ("gsm8k_qwen_1gpu", "qwen2.5-0.5b", 11.9, 8.7, 18.9),
+        ("gsm8k_qwen7b_lora_1gpu", "qwen2.5-7b", 21.3, 40.5, 37.8),
+        ("gsm8k_qwen_8gpu", "qwen2.5-1.5b", 64.9, 75.0, 68.4),
+        ("gsm8k_qwen7b_8gpu", "qwen2.5-7b", 56.9, 70.5, 238.1),
         ("gsm8k_qwen7b_2nodes", "qwen2.5-7b", 42.8, 70.5, 305.2),
         pytest.param(
             *("gsm8k_qwen32b_8nodes", "qwen2.5-32b", 41.5, 71.6, 494.5), marks=pytest.mark.slow
@@ -144,11 +146,26 @@ def test_a_rank_needs_what_its_parts_add_up_to(overrides, critics, a_weight, a_w
     assert actor.host.get("base of deltas", 0) == deltas * 2 * 2 * BILLION
 
 
+def test_nccl_sends_from_the_gpu_if_two_versions_fit_beside_a_tenth_and_the_note_has_both_pauses():
+    config = recipe("weight_sync.transport=nccl")
+    [rank, _] = predict(config, SIZES, Capacity()).processes
+    assert rank.first["versions"] == 2 * 2 * BILLION
+    least = (total(rank.device) + 2 * 2 * BILLION) / (1 - SPARE_SHARE)
+    for card, versions, note in [
+        (least + 1, 1, "sends from the GPU: engines stand still for about 0.05 s an update (0.1 s"),
+        (least - 1, 2, "sends from the host: engines stand still for about 0.1 s an update (0.05"),
+        (None, 2, "nccl sends from the host"),
+    ]:
+        [rank, _] = predict(config, SIZES, Capacity(gpu=card)).processes
+        assert rank.first["versions"] == versions * 2 * BILLION
+        assert note in rank.note
+
+
 def test_a_node_has_each_of_its_ranks_and_engines_and_the_first_ranks_copies():
     [node] = predict(recipe("learner.ranks=3", "actors.count=2"), SIZES, Capacity()).nodes
     checkpoint = (4 + 8) * BILLION // 3
     learner = 3 * (LEARNER_BASE + GPU_BASE + 2 * BILLION + checkpoint) + (2 * 2 + 2) * BILLION
-    engines = 2 * (ENGINE_BASE + GPU_BASE + 2 * 2 * BILLION)
+    engines = 2 * (ENGINE_BASE + GPU_BASE + 2 * BILLION + 2 * CHUNK_BYTES)
     assert total(node.parts) == learner + engines + DRIVER_BASE + 2 * 2 * BILLION
 
 
