@@ -67,10 +67,8 @@ def graph(name: str, device: torch.device, rounds: int) -> Iterator[dict[str, An
         "stage": timed(device, rounds, stage),
     }
     yield figures | {"copy": timed(device, rounds, lambda: memory.copy(served, staged))}
-    after, same = (
-        replay().clone(),
-        (torch.equal(w.cpu(), n) for w, n in zip(served, new, strict=True)),
-    )
+    after = replay().clone()
+    same = [torch.equal(left.cpu(), right) for left, right in zip(served, new, strict=True)]
     yield {
         "claims": {
             "served weights are those staged": all(same),
