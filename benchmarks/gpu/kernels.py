@@ -31,7 +31,7 @@ from learner.model.packed_attention import NAME, attend_packed
 from learner.model.policy import Policy, checkpoint_activations
 from weight_sync.publish.snapshot import Gpu, Snapshot, bytes_of
 
-ROWS = ((250, None), (1_000, None), (4_000, None), (4_000, 512))
+ROWS = ((250, None), (1_000, None), (4_000, None), (1_000, 512))
 """Median lengths of the sequences of a row, and the window of its attention."""
 ROW_TOKENS = 16_384
 LARGE_BYTES = 5 * 2**28
