@@ -7,6 +7,7 @@ one call of `torch.nn.attention.varlen` has all sequences. `flash_attention_2` d
 stays as it is.
 """
 
+import inspect
 import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -189,10 +190,16 @@ def _attend_at_once(
         longest,
         scale=scale,
         window_size=(-1 if window is None else window - 1, 0),
-        enable_gqa=query.shape[1] != key.shape[1],
+        **_grouping(query, key),
     )
     assert isinstance(attended, Tensor), "no auxiliary outputs were asked for"
     return attended[None]
+
+
+def _grouping(query: Tensor, key: Tensor) -> dict[str, Any]:
+    """Return how `varlen_attn` is told that keys have fewer heads; torch 2.11 sees it by itself."""
+    known = "enable_gqa" in inspect.signature(varlen_attn).parameters
+    return {"enable_gqa": query.shape[1] != key.shape[1]} if known else {}
 
 
 def _band(length: int, window: int, device: torch.device) -> Tensor:
