@@ -59,7 +59,7 @@ async def _examine(runs_dir: Path, *, hub: bool) -> dict[str, Finding]:
         cards.extend(visible_cards() or ())
         return usable_cards(cards, for_gpus="vllm" in installed)
 
-    config = load_recipe("demo", [f"deploy.runs_dir={runs_dir}"])
+    config = load_recipe("demo").updated(deploy={"runs_dir": runs_dir})
     installed = {package.name: package.version for package in distributions()}
     findings = {"cards": await isolated(known)}
     on_gpus = "vllm" in installed and findings["cards"].status != "failed"
@@ -178,7 +178,7 @@ def processes(limits: Sequence[Path] = LIMITS) -> Finding:
     if least is None or least >= THREADS:
         return Finding("ok", found)
     mend = f"ulimit -u {THREADS}" if least == own else f"docker run --pids-limit {THREADS}"
-    return Finding("failed" if least < THREADS / 4 else "warning", found, f"{THREADS}", mend)
+    return Finding("failed" if least < THREADS / 4 else "warning", found, str(THREADS), mend)
 
 
 def ports(config: RunConfig) -> Finding:

@@ -305,8 +305,8 @@ def test_the_page_of_this_machine(tmp_path):
 
 
 def test_a_failed_check_ends_the_command_with_code_1(tmp_path):
-    (tmp_path / "runs").touch()
-    result = call_main(["doctor"], tmp_path)
+    (tmp_path / "[5]").touch()
+    result = call_main(["doctor", "--runs-dir", "[5]"], tmp_path)
     assert result.returncode == 1
     [line] = [line for line in result.stdout.splitlines() if " runs folder " in line]
     assert line.startswith("failed ")
