@@ -22,6 +22,7 @@ from deploy.config.run_config import RunConfig
 from deploy.observability import trackers
 from deploy.observability.exporter import check_address, metrics_access
 from deploy.planner.byte_counts import checkpoint_bytes, journal_bytes, most_checkpoints
+from deploy.preflight.gpu_checks import check_kernels
 from headway.cpu_cores import parse_cores
 from headway.errors import InputError
 from weight_sync.open_files import RAISE_LIMIT, allow_open_files
@@ -47,7 +48,9 @@ def check_machine(config: RunConfig) -> None:
     check_descriptors(config)
     check_tasks(config)
     _check_cores(config)
-    check_gpus(config, visible_gpus())
+    check_gpus(config, gpus := visible_gpus())
+    if gpus and deploy.ray_address == "local" and config.actors.gpus + config.learner.gpus:
+        check_kernels()
     _check_offload(config)
     check_cuda(config)
     _check_temporary_folder()
