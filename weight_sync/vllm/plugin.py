@@ -41,7 +41,7 @@ _THREAD = ThreadPoolExecutor(1, thread_name_prefix="prepare-weights")
 
 @dataclass
 class StagingInfo(WeightTransferInitInfo):
-    """What an engine's worker knows of its device from the recipe."""
+    """Facts of the recipe that an engine's worker needs of its device."""
 
     shared: bool = False
     """True if other processes compute on its GPU."""

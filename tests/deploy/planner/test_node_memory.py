@@ -55,11 +55,11 @@ def checked(config):
 @pytest.mark.parametrize(
     ("name", "model", "learner", "actor", "node"),
     [
-        ("gsm8k_qwen_1gpu", "qwen2.5-0.5b", 11.9, 8.7, 18.9),
+        ("gsm8k_qwen_1gpu", "qwen2.5-0.5b", 11.3, 8.7, 18.9),
         ("gsm8k_qwen7b_lora_1gpu", "qwen2.5-7b", 21.3, 40.5, 37.8),
-        ("gsm8k_qwen_8gpu", "qwen2.5-1.5b", 68.7, 75.0, 68.4),
+        ("gsm8k_qwen_8gpu", "qwen2.5-1.5b", 67.6, 75.0, 68.4),
         ("gsm8k_qwen7b_8gpu", "qwen2.5-7b", 57.1, 70.5, 238.1),
-        ("gsm8k_qwen7b_2nodes", "qwen2.5-7b", 43.0, 70.5, 305.2),
+        ("gsm8k_qwen7b_2nodes", "qwen2.5-7b", 42.8, 70.5, 305.2),
         pytest.param(
             *("gsm8k_qwen32b_8nodes", "qwen2.5-32b", 54.9, 56.3, 372.4), marks=pytest.mark.slow
         ),
