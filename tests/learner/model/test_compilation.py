@@ -62,6 +62,7 @@ def same(policies):
         torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("again", [False, True], ids=["kept", "computed again"])
 def test_blocks_are_compiled_once_for_all_layers_and_rows(folder, again, traced):
     plain = loaded(folder)
@@ -80,6 +81,7 @@ def test_blocks_compute_the_same_with_the_compiler_of_the_machine(folder):
     same((policy, loaded(folder)))
 
 
+@pytest.mark.slow
 def test_blocks_that_differ_when_compiled_are_refused(folder, traced):
     policy = loaded(folder, compiled=True)
     check_forward(policy, policy, device=CPU)
