@@ -13,7 +13,7 @@ TORCH := $(shell grep '^torch==' $(LOCK))
 UV := uv==0.13.9
 PYTHONS := 3.11 3.12 3.13
 
-.PHONY: help setup setup-gpu demo test test-fast test-heavy test-slow test-pythons coverage red-team trl test-trl test-verifiers test-trackers test-notebook test-prometheus test-browser lint check format bench clean
+.PHONY: help setup setup-gpu demo test test-fast test-heavy test-slow test-gpu test-pythons coverage red-team trl test-trl test-verifiers test-trackers test-notebook test-prometheus test-browser lint check format bench clean
 
 help:  ## Show what there is
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 14
@@ -82,6 +82,9 @@ coverage: setup  ## Lines and branches that the fast tests run, with a floor; OP
 
 test-slow: setup  ## What takes minutes each, and properties with many examples; says how long
 	$(PYTEST) -n 2 --dist loadscope --hypothesis-profile full -m "slow or hypothesis"
+
+test-gpu:  ## What needs a GPU, after `make setup-gpu`; without one these tests are skipped
+	$(PYTEST) -m gpu
 
 setup-gpu:  ## Create .venv anew with the CUDA builds of deploy/locks/gpu.txt, for Python 3.11 to 3.13
 	$(PYTHON) -m venv --clear $(VENV)

@@ -4,7 +4,8 @@
       │ waits for the broker:                 │ returns when the     │ frees          │ returns as
       │ B groups are ready                    │ weights are copied   │ capacity       │ it is copied
 
-It waits only in `take`, and for the last checkpoint if the next is due before that is written. A
+It waits only in `take`, in `ack` for the checksum of the version, whose way to the engines has
+begun, and for the last checkpoint if the next is due before that is written. A
 checkpoint is copied and written while later batches are trained, and committed once it is whole:
 before, it does not exist. Actors unblock `take` by putting groups. They wait for the `ack`, which
 frees capacity for B new leases, and for the publication (a version new enough to sample with). A
@@ -32,8 +33,11 @@ class Trainer(Protocol):
     async def update(self, payloads: Sequence[Payload], version: int) -> BatchReport:
         """Train the batch of a version."""
 
-    async def publish(self, version: int) -> str:
-        """Copy the weights of a version, to be sent in the background; return their checksum."""
+    async def publish(self, version: int) -> Awaitable[str]:
+        """Copy the weights of a version, to be sent in the background.
+
+        What is returned waits for their checksum, and raises what it failed with.
+        """
 
     async def save(
         self, version: int, *, cursor: str | None, totals: Mapping[str, int], weights_checksum: str
@@ -90,7 +94,7 @@ class Learner:
         session_started_at = self.session_started_at or clock.now()
         version = saved = self.start_version
         await self.trainer.prune(version)  # else a later one that lacks its commit would count
-        checksum = await self.trainer.publish(version)
+        checksum = await (await self.trainer.publish(version))
         if self.start_checksum not in (None, checksum):
             raise HeadwayError(
                 f"the weights of version {version} were loaded with checksum {checksum}, and have "
@@ -108,7 +112,7 @@ class Learner:
             wait_finished_at = step_started_at = clock.now()
             report = await self.trainer.update(payloads, version)
             step_finished_at = clock.now()
-            checksum = await self.trainer.publish(version + 1)
+            published = await self.trainer.publish(version + 1)
             times = BatchTimes(
                 session_started_at=session_started_at,
                 wait_started_at=wait_started_at,
@@ -117,6 +121,7 @@ class Learner:
                 step_finished_at=step_finished_at,
                 published_at=clock.now(),
             )
+            checksum = await published
             await self._acknowledge(version, report, times, checksum)
             version += 1
             if version % self.checkpoint_every == 0:

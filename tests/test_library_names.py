@@ -55,6 +55,7 @@ OPTIONS = {
         "detokenize output_kind stream_interval"
     ),
     "vllm.config:LoadConfig": "use_tqdm_on_load",
+    "vllm.v1.worker.gpu.sample.sampler:Sampler": "logprobs_mode",
     "vllm.distributed.weight_transfer.nccl_engine:NCCLTrainerInitInfo": (
         "rank master_address master_port world_size packed_buffer_size_bytes"
     ),

@@ -25,7 +25,8 @@ from weight_sync.vllm.transfer import transfer
 
 WARM_UP_TOKENS = 8
 PAUSE_MODES = {"in_flight": "keep", "between_requests": "wait"}
-PREPARED_POLL_SECONDS = 0.01
+PREPARED_POLL_SECONDS = 0.25
+"""Interval of asking whether weights are prepared, which holds up the engine between two steps."""
 DEATH_POLL_SECONDS = 1.0
 """Interval in which a call that has no answer yet looks whether the engine still lives."""
 T = TypeVar("T")
@@ -62,6 +63,8 @@ class VllmEngine:
         """True if vLLM's workers may believe that an update has not ended."""
         self.prepared: str | None = None
         """Manifest of the weights that vLLM's workers have prepared."""
+        self._prepare_seconds = PREPARED_POLL_SECONDS
+        """Time that the newest preparation took, after which the next is asked for first."""
 
     async def start(self) -> None:
         """See `RolloutEngine.start`; takes half a minute, and generates a few tokens to warm up.
@@ -90,7 +93,10 @@ class VllmEngine:
         try:
             with typed_errors():
                 if self._spec.weight_sync.staged:
-                    await self._engine.init_weight_transfer_engine(WeightTransferInitRequest())
+                    shared = {"shared": self._spec.config.gpus < 1}
+                    await self._engine.init_weight_transfer_engine(
+                        WeightTransferInitRequest(init_info=shared)
+                    )
                 label = -1 if self._version is None else self._version
                 await self._engine.update_weight_version(str(label))
                 sampling = SamplingParameters(temperature=1.0, max_new_tokens=WARM_UP_TOKENS)
@@ -224,11 +230,12 @@ class VllmEngine:
         with typed_errors():
             if not await self._on_all_workers("prepare_weights", manifest):
                 return
-            while True:
-                if await self._on_all_workers("weights_prepared"):
-                    break
-                await asyncio.sleep(PREPARED_POLL_SECONDS)
-        self.prepared = manifest
+            wait, seconds = min(self._prepare_seconds, PREPARED_POLL_SECONDS), [0.0]
+            while not all(seconds):
+                await asyncio.sleep(wait)
+                seconds = await self._answered(self._engine.collective_rpc("weights_prepared"))
+                wait = PREPARED_POLL_SECONDS
+        self.prepared, self._prepare_seconds = manifest, 1.1 * max(seconds)
 
     async def load(self, weights: StagedWeights, version: int) -> None:
         """See `UpdatableEngine.load`; prepared weights are exchanged, others are loaded."""

@@ -3,6 +3,9 @@
 Seconds are the least of `rounds`.
 """
 
+import importlib
+import importlib.util
+import math
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -11,6 +14,7 @@ from itertools import accumulate, pairwise, takewhile
 from typing import Any
 
 import torch
+import xxhash
 from torch import Tensor
 
 from benchmarks.gpu.learner import PlainEngine, free_memory, peak_memory
@@ -25,14 +29,26 @@ from benchmarks.harness.synthetic_load import (
 from learner.model.logprobs import LogprobOptions
 from learner.model.packed_attention import NAME, attend_packed
 from learner.model.policy import Policy, checkpoint_activations
-from weight_sync.publish.snapshot import Gpu, Snapshot
+from weight_sync.publish.snapshot import Gpu, Snapshot, bytes_of
 
-MEANS = (250, 1_000, 4_000)
-"""Median lengths of the sequences of a row."""
+ROWS = ((250, None), (1_000, None), (4_000, None), (1_000, 512))
+"""Median lengths of the sequences of a row, and the window of its attention."""
 ROW_TOKENS = 16_384
 LARGE_BYTES = 5 * 2**28
 """A tensor above 1 GiB, for the handles of `ipc`."""
 HEAD_TOKENS = 1_024
+ROUNDING = {torch.float32: 1e-5, torch.bfloat16: 2e-2}
+"""Difference that rounding explains, relative to the largest value."""
+
+
+def imports(name: str, device: torch.device, rounds: int) -> Iterator[dict[str, Any]]:
+    """Yield seconds of importing what the other parts import, which they then find in memory."""
+    for module in ("transformers", "deepspeed"):
+        if importlib.util.find_spec(module):
+            begin = time.perf_counter()
+            importlib.import_module(module)
+            yield {module: time.perf_counter() - begin}
+    yield {"claims": {"torch sees the device": device.type == "cpu" or torch.cuda.is_available()}}
 
 
 def transfers(size_name: str, device: torch.device, rounds: int) -> Iterator[dict[str, Any]]:
@@ -42,12 +58,17 @@ def transfers(size_name: str, device: torch.device, rounds: int) -> Iterator[dic
         tensors = [*build(size).to(getattr(torch, size.dtype)).named_parameters()]
     nbytes = sum(tensor.nbytes for _, tensor in tensors)
     snapshot = Snapshot()
-    digests: list[Callable[[], str]] = []
-    taken = timed(device, rounds, lambda: digests.append(snapshot.take(tensors, None)))
-    begin = time.perf_counter()
-    digests[-1]()
-    figures = {"bytes": nbytes, "snapshot": taken, "checksum_after": time.perf_counter() - begin}
-    yield figures
+    taken = timed(device, rounds, lambda: snapshot.take(tensors, None, checksummed=False))
+    yield {"bytes": nbytes, "snapshot": taken}
+    synchronous = xxhash.xxh3_64()
+    for tensor_name, tensor in tensors:
+        synchronous.update(tensor_name.encode())
+        synchronous.update(bytes_of(tensor.cpu()))
+    digest, begin = snapshot.take(tensors, None), time.perf_counter()
+    torch._foreach_zero_([tensor.data for _, tensor in tensors])  # the next step begins
+    equal = digest.result() == synchronous.hexdigest()
+    claims = {"the checksum is that of a synchronous copy": equal}
+    yield {"checksum_after": time.perf_counter() - begin, "claims": claims}
     block = torch.empty(nbytes, dtype=torch.uint8, device=device)
     sources = {"from_pageable": torch.empty(nbytes, dtype=torch.uint8)}
     if device.type == "cuda":
@@ -60,8 +81,8 @@ def transfers(size_name: str, device: torch.device, rounds: int) -> Iterator[dic
 def attention(name: str, device: torch.device, rounds: int) -> Iterator[dict[str, Any]]:
     """Yield seconds of packed attention and of one call a sequence, and how far they differ.
 
-    Both are a forward and a backward pass of one layer. `difference` and `gradient_difference` are
-    relative to the largest value.
+    Both are a forward and a backward pass of one layer, with a window in the last row.
+    `difference` and `gradient_difference` are relative to the largest value.
     """
     from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
@@ -69,17 +90,17 @@ def attention(name: str, device: torch.device, rounds: int) -> Iterator[dict[str
     attend_packed(build(SIZES["tiny"]))  # registers it
     packed, layer = ALL_ATTENTION_FUNCTIONS[NAME], torch.nn.Module()
     row = min(ROW_TOKENS, size.microbatch_tokens)
-    figures: dict[str, Any] = {}
-    for mean in MEANS:
-        lengths = _lengths(row, mean)
+    figures: dict[str, Any] = {"claims": {}}
+    for mean, at_most in ROWS:
+        lengths, window = _lengths(row, mean), at_most and min(at_most, row // 4)
         columns = _columns(size, row, device)
         positions = torch.cat([torch.arange(length) for length in lengths])[None].to(device)
 
         ways: dict[str, Callable[..., Tensor]] = {
-            "at_once": lambda *columns, at=positions: packed(
-                layer, *columns, None, position_ids=at
+            "at_once": lambda *columns, at=positions, window=window: packed(
+                layer, *columns, window, position_ids=at
             )[0],
-            "one_by_one": partial(_one_by_one, lengths),
+            "one_by_one": partial(_one_by_one, lengths, window),
         }
         seconds, results = {}, []
         for way, attend in ways.items():
@@ -87,7 +108,10 @@ def attention(name: str, device: torch.device, rounds: int) -> Iterator[dict[str
             seconds[way] = timed(device, rounds, both)
             results.append(both())
         apart = [_difference(*pair) for pair in zip(*results, strict=True)]
-        figures[f"mean {mean}"] = {
+        row_name = f"mean {mean}" + (f", window {window}" if window else "")
+        holds = max(apart) <= ROUNDING[columns[0].dtype]
+        figures["claims"] |= {f"{row_name}: packed attention equals one call a sequence": holds}
+        figures[row_name] = {
             **seconds,
             "sequences": len(lengths),
             "difference": apart[0],
@@ -96,13 +120,18 @@ def attention(name: str, device: torch.device, rounds: int) -> Iterator[dict[str
         yield figures
 
 
-def _one_by_one(lengths: list[int], *columns: Tensor) -> Tensor:
+def _one_by_one(lengths: list[int], window: int | None, *columns: Tensor) -> Tensor:
     """Return attention [1, N, heads, size] of packed sequences by one call each."""
-    attend = partial(
-        torch.nn.functional.scaled_dot_product_attention, is_causal=True, enable_gqa=True
-    )
-    parts = zip(*(torch.split(column, lengths, dim=2) for column in columns), strict=True)
-    return torch.cat([attend(*part) for part in parts], dim=2).transpose(1, 2)
+    outputs, attend = [], torch.nn.functional.scaled_dot_product_attention
+    split = (torch.split(column, lengths, dim=2) for column in columns)
+    for query, key, value in zip(*split, strict=True):
+        mask = None
+        if window is not None:
+            square = torch.ones(2 * query.shape[2:3], dtype=torch.bool, device=query.device)
+            mask = square.tril().triu(1 - window)
+        causal = mask is None
+        outputs.append(attend(query, key, value, mask, is_causal=causal, enable_gqa=True))
+    return torch.cat(outputs, dim=2).transpose(1, 2)
 
 
 def _both_passes(attend: Callable[..., Tensor], columns: list[Tensor]) -> list[Tensor]:
@@ -148,12 +177,16 @@ def head(name: str, device: torch.device, rounds: int) -> Iterator[dict[str, Any
     }
     if device.type == "cuda":
         ways["wide_sums"] = lambda: torch.mm(hidden, weight, out_dtype=torch.float32)
-    figures: dict[str, Any] = {}
+    figures: dict[str, Any] = {"difference": {}}
     for way, work in ways.items():
         figures[way] = timed(device, rounds, work)
-        if way == "wide_sums":
-            figures["difference"] = _difference(work(), ways["wide"]())
+        figures["difference"][way] = _difference(work(), ways["wide"]())
         yield figures
+    allowed = {"model": ROUNDING[dtype], "wide": 0.0, "wide_sums": 1e-4}
+    apart = figures["difference"].items()
+    yield {
+        "claims": {f"{way} logits are near the wide ones": d <= allowed[way] for way, d in apart}
+    }
 
 
 def memory(name: str, device: torch.device, rounds: int) -> Iterator[dict[str, Any]]:
@@ -169,6 +202,9 @@ def memory(name: str, device: torch.device, rounds: int) -> Iterator[dict[str, A
         except torch.OutOfMemoryError as error:
             figures[kind] = {"failed": str(error).splitlines()[0]}
         yield figures
+    most = [figures[kind].get("bytes", math.inf) for kind in ("computed_again", "kept")]
+    fits, saves = "failed" not in figures["computed_again"], most[0] < most[1]
+    yield {"claims": {"checkpoints save memory": fits and (saves or device.type == "cpu")}}
 
 
 def _pass(size: Size, device: torch.device, *, checkpoints: bool) -> dict[str, float]:
@@ -207,7 +243,8 @@ def ipc(name: str, device: torch.device, rounds: int) -> Iterator[dict[str, Any]
     tensors.put(tensor)
     total = sums.get(timeout=120)
     seconds, equal = time.perf_counter() - begin, total == int(tensor.sum())
-    yield {"bytes": nbytes, "equal": equal, "seconds": seconds}
+    claims = {"the other process reads the same": equal}
+    yield {"bytes": nbytes, "seconds": seconds, "claims": claims}
     reader.join(timeout=30)
 
 
@@ -216,7 +253,10 @@ def _read(tensors: Any, sums: Any) -> None:
 
 
 def zero(name: str, device: torch.device, rounds: int, *, stage: int) -> Iterator[dict[str, Any]]:
-    """Yield seconds and peak bytes of steps of the engine of real runs at one stage of ZeRO."""
+    """Yield seconds and peak bytes of steps of the engine of real runs at one stage of ZeRO.
+
+    The engine compares its forward pass with the model's own, and refuses to start if they differ.
+    """
     from learner.config.optimizer import OptimizerConfig
     from learner.engine.deepspeed import PolicyEngine
 
@@ -230,16 +270,20 @@ def zero(name: str, device: torch.device, rounds: int, *, stage: int) -> Iterato
         total_steps=100,
     )
     columns = _microbatch(size)
+    digests: list[str] = []
 
     def step() -> None:
         engine.backward(engine.forward(*columns).logprobs.mean())
         engine.step()
 
+    def publish() -> None:
+        digests.append(Snapshot().take(engine.weights(), None).result())
+
+    publish()
     step_seconds = timed(device, 3, step)
-    figures = {"tokens": size.microbatch_tokens, "step": step_seconds, **peak_memory(device)}
-    yield figures
-    digest = timed(device, 1, lambda: Snapshot().take(engine.weights(), None)())
-    yield figures | {"publish": digest}
+    yield {"tokens": size.microbatch_tokens, "step": step_seconds, **peak_memory(device)}
+    seconds = timed(device, 1, publish)
+    yield {"publish": seconds, "claims": {"steps change the weights": len(set(digests)) == 2}}
 
 
 zero1, zero2, zero3 = (partial(zero, stage=stage) for stage in (1, 2, 3))

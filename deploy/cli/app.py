@@ -16,6 +16,7 @@ import typer
 
 from deploy.cli.arguments import Command
 from deploy.cli.bench import BenchCommand, Group, bench
+from deploy.cli.doctor import doctor
 from deploy.cli.job_commands import attach, cancel, submit
 from deploy.cli.recipes import init, plan, presets, try_recipe, validate
 from deploy.cli.runs import export, replay, requeue, salvage, scale
@@ -56,7 +57,8 @@ def version(
 
 COMMANDS = (
     init, run, resume, scale, sft, reward_model, ls, logs, rollouts, requeue, salvage, submit,
-    attach, cancel, validate, plan, try_recipe, presets, inspect, export, report, top, replay,
+    attach, cancel, doctor, validate, plan, try_recipe, presets, inspect, export, report, top,
+    replay,
 )  # fmt: skip
 for command in COMMANDS:
     name = "try" if command is try_recipe else None

@@ -91,6 +91,7 @@ def plan(
     config = load(recipe, overrides)
     with deferred():
         from deploy.planner import plan as throughput
+        from deploy.planner.caveats import slow_updates
         from deploy.preflight.memory_check import check_memory
         from deploy.storage.run_directory import RunDirectory
     document = throughput.plan(
@@ -107,7 +108,9 @@ def plan(
         ),
         devices=devices,
     )
-    memory = check_memory(config, SafeConsole(stderr=True))
+    if (memory := check_memory(config, SafeConsole(stderr=True))) is not None:
+        rate = document["best"]["samples_per_second"]
+        document["notes"] += slow_updates(config, memory.version, memory.receivers, rate)
     if as_json:
         typer.echo(json.dumps({**document, "memory": memory and asdict(memory)}))
     else:
@@ -127,7 +130,7 @@ def try_recipe(
         from deploy.preflight.inputs import load_inputs
     made = config.sft is None or config.warm_start.exists()
     with nullcontext(config) if made else before_warm_start(config, echo) as tried:
-        try_recipe(tried, load_inputs(tried), prompts, echo)
+        try_recipe(tried, load_inputs(tried, needs_space=False), prompts, echo)
     echo(next_command("run" if made else "sft", recipe, overrides))
 
 

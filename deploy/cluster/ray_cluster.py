@@ -5,6 +5,7 @@ import json
 import logging
 import os
 import re
+import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
@@ -46,6 +47,8 @@ FOLLOWS_SECONDS = 3.0
 """Time in which one of them is found dead after another process of the run."""
 AGENT = re.compile(rb"because one Ray agent failed, agent_name = (\w+)")
 """Ray's log of a raylet that ends since one of its agents has died."""
+START_SECONDS = 180.0
+"""Deadline of a start on this machine: some seconds, or a minute where cores are short."""
 JOIN_SECONDS = 90.0
 """Deadline of a cluster to join, for which Ray itself tries again for many minutes."""
 VERSIONS_SECONDS = 60.0
@@ -106,7 +109,8 @@ def _connect(address: str, options: dict[str, Any]) -> Any:
     try:
         with deferred(), without_hangups(), on_loopback() if local else nullcontext():
             if local:  # its processes end with the thread that starts them
-                return connect()
+                with _ended_after(START_SECONDS):
+                    return connect()
             return asyncio.run(asyncio.wait_for(run_in_daemon_thread(connect), JOIN_SECONDS))
     except KeyboardInterrupt:
         ray.shutdown()
@@ -129,6 +133,24 @@ def _connect(address: str, options: dict[str, Any]) -> Any:
             ) from None
         ray.shutdown()
         raise InputError(f"deploy.ray_address = {address!r}: {error}") from None
+
+
+@contextmanager
+def _ended_after(seconds: float) -> Iterator[None]:
+    """Kill the servers of a start that takes longer, by which it fails instead of hanging."""
+
+    def end() -> None:
+        for server in _servers().values():
+            with suppress(psutil.NoSuchProcess):
+                server.kill()
+
+    timer = threading.Timer(seconds, end)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
 
 
 async def fail_with_ray() -> NoReturn:

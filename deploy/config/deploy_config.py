@@ -39,10 +39,10 @@ class Placements(Section):
 
 
 class NodeConfig(Section):
-    """Section `[deploy.node]`: what each node has, for the prediction of memory.
+    """Section `[deploy.node]`: what each node has, for the prediction of memory and updates.
 
-    What is not given is that of this machine if the run would be on it, and else not compared.
-    A run on this machine has no more than the machine, whatever is given.
+    GPUs and memory that are not given are those of this machine if the run would be on it, and else
+    not compared. A run on this machine has no more than the machine, whatever is given.
     """
 
     gpus: int | None = Field(default=None, ge=1)
@@ -51,6 +51,8 @@ class NodeConfig(Section):
     """Memory of a GPU that programs can use: 79 GiB of a card of 80 GB."""
     memory_gib: float | None = Field(default=None, gt=0)
     """Memory of a node."""
+    network_gbit: float = Field(default=25.0, gt=0)
+    """What the network brings to a node and from it, in Gbit/s, for the time of weight updates."""
 
 
 class DeployConfig(Section):

@@ -157,7 +157,7 @@ def _in_this_process(
     try:
         for version in range(plan.start, plan.end):
             report = rank.update(read_batch(directory.path, version), version)
-            checksum = snapshot.take(rank.weights(), dtype)()
+            checksum = snapshot.take(rank.weights(), dtype).result()
             trained.append({**report.to_dict(), "version": version, CHECKSUM: checksum})
             show(trained[-1])
     finally:

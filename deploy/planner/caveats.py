@@ -90,6 +90,31 @@ def differences(config: RunConfig, recorded: RunConfig) -> list[str]:
     return notes
 
 
+def slow_updates(
+    config: RunConfig, version: float, receivers: int, samples_per_second: float
+) -> list[str]:
+    """Return a note if a version of so many bytes is sent for longer than a batch is trained.
+
+    It is sent once by `nccl`, and else to each of the nodes that receive it. Deltas, whose size is
+    not known before, are taken as sent in time.
+    """
+    sync, gbit = config.weight_sync, config.deploy.node.network_gbit
+    if not receivers or not samples_per_second or sync.codec == "delta":
+        return []
+    times = 1 if sync.transport == "nccl" else receivers
+    step = config.prompts.groups_per_batch * config.prompts.group_size / samples_per_second
+    seconds = 8 * version * times / (gbit * 1e9)
+    if seconds <= step:
+        return []
+    once = f' (weight_sync.transport = "nccl" sends it once: {seconds / times:.1f} s)'
+    return [
+        f"weight_sync.transport = {sync.transport!r} sends {version / 1e9:.1f} GB to "
+        f"{receivers} node(s) in {seconds:.1f} s at deploy.node.network_gbit = {gbit:g}, and a "
+        f"batch is trained in {step:.1f} s: engines miss versions and their lag grows"
+        f"{once if times > 1 and config.actors.gpus else ''}"
+    ]
+
+
 def caveats(
     measured: Measured, recorded: RunConfig, *, bounds: Sequence[int], evaluated: bool
 ) -> list[str]:

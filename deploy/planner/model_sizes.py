@@ -125,6 +125,7 @@ def measure(config: RunConfig, path: str) -> Sizes:
             chunk=learner.logprob_chunk,
             float32_head=learner.float32_head,
             entropy_gradient=learner.entropy is not None,
+            compiled=learner.compiles,
         ),
         lora=learner.lora,
     )

@@ -5,6 +5,7 @@ recipe ─▶ model sizes (the only part that computes) ─▶ processes ─▶ 
                 └── the same with one setting changed, until it fits (remedies) ◀───────────┘
 """
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import NamedTuple
@@ -73,11 +74,15 @@ class Prediction:
     """Bytes of the journal at the end, at most."""
     lacks: tuple[Lack, ...]
     """Memory that is too small, as far as the capacity is known."""
+    version: float
+    """Bytes of a version of the weights that is sent to engines."""
+    receivers: int
+    """Nodes with engines that versions come to from another node."""
 
 
 def predict(config: RunConfig, sizes: Sizes, capacity: Capacity) -> Prediction:
     """Predict the memory of a run; what is not known of the capacity is not compared."""
-    rank = learner_rank(config, sizes.policy, sizes.critic)
+    rank = learner_rank(config, sizes.policy, sizes.critic, capacity.gpu)
     actor = engine(config, sizes.policy, sizes.served, capacity.gpu)
     version = version_bytes(config, sizes.policy.parameters, sizes.policy.trained)
     nodes = tuple(_nodes(config, rank, actor, capacity.gpus, version))
@@ -93,7 +98,16 @@ def predict(config: RunConfig, sizes: Sizes, capacity: Capacity) -> Prediction:
         checkpoints=float(most_checkpoints(config) * checkpoint),
         journal=float(journal_bytes(config, min(kept, config.steps))),
         lacks=tuple(_lacks(nodes, capacity)),
+        version=float(version),
+        receivers=_receivers(nodes, config.actors.count),
     )
+
+
+def _receivers(nodes: tuple[Node, ...], engines: int) -> int:
+    """Return the number of nodes without the learner that so many engines are on."""
+    first, *others = nodes
+    beside = sum(process.count for process in first.processes if process.role is Role.ACTOR)
+    return sum(math.ceil((engines - beside) / node.processes[0].count) for node in others)
 
 
 def _nodes(

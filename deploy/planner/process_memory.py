@@ -13,8 +13,9 @@ from deploy.planner.byte_counts import GIB, GRADIENT, MIB, MOMENTS, STEPPED, WEI
 from deploy.planner.model_sizes import EngineSizes, ModelSizes
 from headway.roles import Role
 from learner.config.learner import LearnerConfig
-from learner.engine.gathering import BUCKET_ELEMENTS, live_elements
-from weight_sync.vllm.device_memory import SPARE_BYTES
+from learner.engine.gathering import BUCKET_ELEMENTS, live_elements, overlaps
+from weight_sync.direct.publisher import sends_from_device
+from weight_sync.vllm.device_memory import CHUNK_BYTES, stages_on_device
 
 Parts = Mapping[str, float]
 """Bytes by what they hold."""
@@ -36,8 +37,13 @@ STEPPED_AT_ONCE = 1_000_000_000
 """Weights that the optimizer steps at a time under ZeRO 3."""
 TRANSFERS = {"nccl": 4, "ipc": 2}
 """Copies of the largest tensor in buffers of vLLM's own transports; `nccl` fills two in turn."""
+SENT = {"GPU": 40e9, "host": 20e9}
+"""[E] Bytes a second that `nccl` sends from there: of a network of 400 Gb/s between nodes, of PCIe
+to the learner's GPU and from it, in turn."""
 ENGINE_WORK = 2 * GIB
-"""[E] Activations, CUDA graphs and communicators of a worker of an engine."""
+"""[E] Activations and communicators of a worker of an engine."""
+CUDA_GRAPHS = 1 * GIB
+"""[E] What a worker captures for batches of many sizes; vLLM takes it from the KV cache."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,8 +90,10 @@ def counted(number: int, noun: str) -> str:
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
-def learner_rank(config: RunConfig, sizes: ModelSizes, critic: ModelSizes | None) -> Process:
-    """Return the ranks; the first publishes, and has two versions in turn for that."""
+def learner_rank(
+    config: RunConfig, sizes: ModelSizes, critic: ModelSizes | None, card: float | None
+) -> Process:
+    """Return the ranks, on GPUs of `card` bytes; the first has two versions in turn to publish."""
     learner = config.learner
     loaded = _weights(learner, sizes)
     models = [sizes] if critic is None else [sizes, critic]
@@ -93,8 +101,9 @@ def learner_rank(config: RunConfig, sizes: ModelSizes, critic: ModelSizes | None
     step = {"step": sum(_step(learner, model.trained) for model in models)}
     stepped: Parts = {}
     if learner.offload_optimizer:
-        stepped = {part: size for part, size in held.items() if part != "weights"} | step
-        held, step = {"weights": held["weights"]}, {}
+        offloaded = [_offloaded(learner, model) for model in models]
+        held, stepped = (_added(parts) for parts in zip(*offloaded, strict=True))
+        step = {}
     if learner.holds_reference:
         held["reference"] = loaded
     training = held | _larger(step, _passing(learner, models))
@@ -116,7 +125,21 @@ def learner_rank(config: RunConfig, sizes: ModelSizes, critic: ModelSizes | None
         copies = TRANSFERS[config.weight_sync.transport] * sizes.largest_tensor / sizes.parameters
         device["transfer"] = max(float(GIB), copies * version)
     device |= _larger(training, loading)
-    return Process(Role.LEARNER, learner.ranks, host, device, learner.gpus, first=first)
+    note = ""
+    if config.weight_sync.transport == "nccl":
+        on_device, note = _sending(float(version), total(device), card)
+        if on_device:
+            first["versions"] = float(version)  # the first one, before a step has shown the room
+    return Process(Role.LEARNER, learner.ranks, host, device, learner.gpus, first=first, note=note)
+
+
+def _sending(version: float, needed: float, card: float | None) -> tuple[bool, str]:
+    """Return True if `nccl` sends from a GPU that steps need so much of, and a note with pauses."""
+    on_device = card is not None and sends_from_device(version, card - needed, card)
+    ways = list(SENT) if on_device else list(reversed(SENT))
+    here, other = (f"{version / SENT[way]:.2g} s" for way in ways)
+    note = f"nccl sends from the {ways[0]}: engines stand still for about {here} an update"
+    return on_device, f"{note} ({other} from the {ways[1]})"
 
 
 def _added(parts: Sequence[Parts]) -> dict[str, float]:
@@ -129,12 +152,15 @@ def _larger(first: Parts, second: Parts) -> dict[str, float]:
 
 
 def _weights(learner: LearnerConfig, model: ModelSizes) -> float:
-    """Return the bytes of a rank's part of the weights of a model."""
-    sharing = learner.ranks if learner.zero_stage == 3 else 1
-    return WEIGHT[learner.dtype] * model.parameters / sharing
+    """Return the bytes of a rank's part of the weights of a model, and of its node's copy."""
+    weights = float(WEIGHT[learner.dtype] * model.parameters)
+    if learner.zero_stage < 3:
+        return weights
+    of_node = 0.0 if learner.ranks_of_node is None else weights / learner.ranks_of_node
+    return weights / learner.ranks + of_node
 
 
-def _states(learner: LearnerConfig, model: ModelSizes) -> Parts:
+def _states(learner: LearnerConfig, model: ModelSizes) -> dict[str, float]:
     """Return what a rank holds of a model from step to step, by DeepSpeed's stage."""
     stage, share = learner.zero_stage, model.trained / learner.ranks
     return {
@@ -143,6 +169,23 @@ def _states(learner: LearnerConfig, model: ModelSizes) -> Parts:
         **({"master weights": STEPPED * share} if stage else {}),
         "optimizer": MOMENTS * float(share if stage else model.trained),
     }
+
+
+def _offloaded(learner: LearnerConfig, model: ModelSizes) -> tuple[Parts, Parts]:
+    """Return what a rank holds of a model on its device, and on the host, where it is stepped.
+
+    Below stage 3 gradients are summed on the device and copied, through a buffer for a tensor on
+    either side, to those that the optimizer reads; it writes new weights in their dtype.
+    """
+    device = _states(learner, model)
+    host = {"master weights": device.pop("master weights"), "optimizer": device.pop("optimizer")}
+    host["gradients to step by"] = _step(learner, model.trained)
+    if learner.zero_stage == 3:
+        return device, {**host, "gradients": device.pop("gradients")}
+    itemsize = WEIGHT[learner.dtype]
+    buffer = {"buffer of a gradient": float(itemsize * model.largest_tensor)}
+    host["weights as stepped"] = itemsize * model.trained / learner.ranks
+    return device | buffer, host | buffer
 
 
 def _captured(learner: LearnerConfig, model: ModelSizes) -> Parts:
@@ -186,6 +229,8 @@ def _backward(learner: LearnerConfig, model: ModelSizes) -> Parts:
             3: itemsize + (2 * summed or itemsize + cast),  # twice: as they are, and by ranks
         }[stage]
         parts["bucket"] = size * min(model.trained, max(BUCKET_ELEMENTS, model.largest_tensor))
+        if overlaps(stage, learner.ranks, model.trained):
+            parts["next bucket"] = float(itemsize * BUCKET_ELEMENTS)
     if stage == 3 and learner.ranks > 1:
         gathered = live_elements(model.parameters) + model.largest_layer
         parts["gathered weights"] = float(itemsize * gathered)
@@ -215,6 +260,8 @@ def engine(
     rollout = served.kv_token * served.context / min(workers, served.kv_heads)
     logits = 12.0 * actors.max_concurrent_rollouts * served.vocabulary  # gathered on each worker
     device = {"weights": weights / workers, "work": ENGINE_WORK + logits}
+    if actors.enforce_eager is not True:  # "auto" captures on GPUs
+        device["CUDA graphs"] = float(CUDA_GRAPHS)
     least = device | {"KV cache of one rollout": rollout}
     limit = None if card is None else actors.gpu_memory_share * card
     cache, notes = rollout, []
@@ -226,10 +273,9 @@ def engine(
             note += f"; actors.max_concurrent_rollouts = {actors.max_concurrent_rollouts:,}"
         notes.append(note)
     if staged:
-        host["next version"] = weights
+        host["chunks of the next version"] = 2.0 * CHUNK_BYTES * workers
         left = 0.0 if card is None or limit is None else card - limit - CONTEXT
-        # As `weight_sync.vllm.device_memory` does, which others of the GPU may forestall.
-        if actors.gpus >= 1 and left > weights / workers + SPARE_BYTES:
+        if stages_on_device(weights / workers, left, shared=actors.gpus < 1):
             device["staged weights"] = weights / workers
         else:
             host["staged weights"] = weights

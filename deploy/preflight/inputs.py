@@ -183,7 +183,8 @@ def load_inputs(
     """Find the models, open the sources, and check that they fit together.
 
     The prompts of a resumed run must be those of its last session, unless prompts.on_change allows
-    others. Unless it `needs_space`, the run goes on with whatever is free, and waits for more.
+    others. Unless it `needs_space`, on disk and in memory, the run goes on with whatever is free,
+    and waits for more.
     """
     folders = check_run_folders(config)
     check_machine(config)
@@ -193,6 +194,10 @@ def load_inputs(
         _check_adapters(config.learner, inputs.model_path)
     else:
         _check_models(inputs.models, resumed)
+    if needs_space and config.model.path is not None:
+        from deploy.preflight.memory_check import predict_memory  # imports torch
+
+        predict_memory(config)
     if needs_space and Path(inputs.model_path).is_dir():
         checkpoints = None if resumed is None else resumed.checkpoints
         check_free_space(config, weight_shapes(inputs.model_path), folders, resumed=checkpoints)

@@ -22,6 +22,7 @@ from deploy.config.run_config import RunConfig
 from deploy.observability import trackers
 from deploy.observability.exporter import check_address, metrics_access
 from deploy.planner.byte_counts import checkpoint_bytes, journal_bytes, most_checkpoints
+from deploy.preflight.gpu_checks import check_kernels
 from headway.cpu_cores import parse_cores
 from headway.errors import InputError
 from weight_sync.open_files import RAISE_LIMIT, allow_open_files
@@ -47,7 +48,9 @@ def check_machine(config: RunConfig) -> None:
     check_descriptors(config)
     check_tasks(config)
     _check_cores(config)
-    check_gpus(config, visible_gpus())
+    check_gpus(config, gpus := visible_gpus())
+    if gpus and deploy.ray_address == "local" and config.actors.gpus + config.learner.gpus:
+        check_kernels()
     _check_offload(config)
     check_cuda(config)
     _check_temporary_folder()
@@ -157,11 +160,18 @@ def _check_offload(config: RunConfig) -> None:
 
 
 def check_gpus(config: RunConfig, available: int) -> None:
-    """Refuse engines without a GPU on a machine with `available` of them."""
+    """Refuse GPUs for one side alone by oversight, and engines without one of `available` here."""
     actors, learner = config.actors, config.learner
-    if config.deploy.ray_address != "local" or actors.engine != "vllm" or not available:
+    if actors.engine != "vllm":
         return
-    if actors.gpus == 0:
+    for section, key, other in ((learner, "learner", "actors"), (actors, "actors", "learner")):
+        beside = actors.gpus if other == "actors" else learner.gpus
+        if beside and "gpus" not in section.model_fields_set:
+            raise InputError(
+                f"{key}.gpus is not set beside {other}.gpus = {beside:g}; set it, such as to 1, to "
+                "a share such as 0.5 of a GPU that both use, or to 0 to compute on CPUs"
+            )
+    if config.deploy.ray_address == "local" and available and actors.gpus == 0:
         workers = actors.count * actors.tensor_parallel_size
         raise InputError(
             f"actors.gpus = 0 and vLLM is built for GPUs, of which this machine has {available}: "

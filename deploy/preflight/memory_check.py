@@ -1,4 +1,4 @@
-"""The check that a recipe fits into memory, for `headway validate` and `headway plan`."""
+"""The check that a recipe fits into memory, for `headway run`, `validate` and `plan`."""
 
 import psutil
 from rich.console import Console
@@ -19,17 +19,27 @@ def check_memory(config: RunConfig, console: Console) -> Prediction | None:
 
     Raises InputError, with settings that would do, if the run cannot fit.
     """
+    prediction = predict_memory(config)
+    if isinstance(prediction, str):
+        console.print(f"memory is not predicted: {prediction}", markup=False, soft_wrap=True)
+        return None
+    show(prediction, console)
+    return prediction
+
+
+def predict_memory(config: RunConfig) -> Prediction | str:
+    """Return the memory of a recipe, or why its models cannot be measured here.
+
+    Raises InputError, with settings that would do, if the run cannot fit.
+    """
     capacity = capacity_of(config)
     try:
         path = find_model(config.model.path) if config.model.path else model_path(config)
         measure(config, path)
     except HeadwayError as error:
-        console.print(f"memory is not predicted: {error}", markup=False, soft_wrap=True)
-        return None
+        return str(error)
     check_workers(config, path)
-    prediction = fitting(config, lambda changed: measure(changed, path), capacity)
-    show(prediction, console)
-    return prediction
+    return fitting(config, lambda changed: measure(changed, path), capacity)
 
 
 def capacity_of(config: RunConfig) -> Capacity:

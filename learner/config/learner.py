@@ -76,6 +76,9 @@ class LearnerConfig(OptimizerConfig, ObjectiveConfig):
     """Learner processes, which share every batch."""
     zero_stage: int = Field(default=1, ge=0, le=3)
     """DeepSpeed ZeRO; shared out over ranks: 1 the optimizer's state, 2 gradients, 3 weights."""
+    zero_node_ranks: int | None = Field(default=None, ge=2)
+    """Ranks of a node, for zero_stage = 3 on several: weights are also shared out within each node,
+    and gathered there after the first pass of a step (ZeRO++'s zero_hpz_partition_size)."""
     dtype: Dtype = "float32"
     """Dtype of weights and activations; gradients and the optimizer's weights are float32. Commands
     take bfloat16 on GPUs, if neither this key nor actors.dtype is given."""
@@ -90,6 +93,9 @@ class LearnerConfig(OptimizerConfig, ObjectiveConfig):
     equally; where there are fewer cores than ranks, every rank uses them all."""
     threads: int | None = Field(default=None, ge=1)
     """Torch threads of a rank; None takes the number of its cores, else 1."""
+    compile: bool | None = None
+    """Compile blocks of the model (below zero_stage 3) and the head's sums with torch.compile, for
+    which the machine needs a C++ compiler. Unset: on GPUs."""
     gpus: float = Field(default=0.0, ge=0)
     """GPUs of each rank: 0, 1, or below 1 for a single rank that shares one."""
     lora: Annotated[LoraConfig | None, ADAPTED] = None
@@ -129,10 +135,20 @@ class LearnerConfig(OptimizerConfig, ObjectiveConfig):
         return self.model_copy(update={name: getattr(earlier, name) for name in names})
 
     @property
+    def ranks_of_node(self) -> int | None:
+        """Ranks that share out weights once more, in their order; None where one node has all."""
+        return self.zero_node_ranks if self.ranks > (self.zero_node_ranks or self.ranks) else None
+
+    @property
     def holds_reference(self) -> bool:
         """True if the reference has weights of its own, and is not the policy without adapter."""
         moves = self.kl is not None and (self.kl.reference or self.kl.refresh_every)
         return self.uses_reference and (self.lora is None or bool(moves))
+
+    @property
+    def compiles(self) -> bool:
+        """True if torch.compile is used."""
+        return self.gpus > 0 if self.compile is None else self.compile
 
     @property
     def threads_of_rank(self) -> int:
@@ -178,6 +194,17 @@ class LearnerConfig(OptimizerConfig, ObjectiveConfig):
             raise ValueError(
                 f"kl.refresh_every = {self.kl.refresh_every} needs zero_stage 0, 1 or 2, not 3, by "
                 "which ranks share the reference too; leave it out"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _weights_are_shared_out_equally_within_nodes(self) -> Self:
+        ranks, of_node = self.ranks, self.zero_node_ranks
+        if of_node is not None and (self.zero_stage != 3 or (ranks > of_node and ranks % of_node)):
+            raise ValueError(
+                f"zero_node_ranks = {of_node} with zero_stage = {self.zero_stage} and ranks = "
+                f"{ranks}: it needs zero_stage = 3, which shares out weights, and as many ranks on "
+                f"every node, such as ranks = {of_node * -(-ranks // of_node)}; or leave it out"
             )
         return self
 

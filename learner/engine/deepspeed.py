@@ -15,11 +15,12 @@ from typing import Any
 import deepspeed
 import torch
 import torch.distributed as dist
+from deepspeed.utils import groups
 from torch import Tensor, nn
 
 from learner.config.optimizer import OptimizerConfig
 from learner.disk_wait import make_folder, write_whole
-from learner.engine.gathering import BUCKET_ELEMENTS, elements, gathering
+from learner.engine.gathering import BUCKET_ELEMENTS, elements, gathering, overlaps
 from learner.engine.lr_schedule import rate_factor
 from learner.engine.model_folder import write_config, write_weights
 from learner.engine.optimizer_state import load_parts, parts_of
@@ -41,32 +42,40 @@ STEPS_TAKEN = "steps_taken"
 GATHER_BYTES = 512 * 2**20
 """Weights that ZeRO 3 gathers at once, at least one tensor."""
 
+if not torch.cuda.is_available():
+    # DeepSpeed would compile C++ for a minute before the first step. `start_compiler` undoes it.
+    torch._dynamo.config.disable = True
+
 
 def _prepare() -> None:
     """Join a group, alone unless `process_group.join` was called before, and set DeepSpeed up."""
     join_alone()
     os.environ["LOCAL_RANK"] = "0"  # a rank sees no device but its own
     if not torch.cuda.is_available():
-        # Without a GPU these would compile C++ for a minute before the first step.
+        # Without a GPU it would compile C++ for a minute before the first step.
         deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
-        torch._dynamo.config.disable = True
     # DeepSpeed's own would mark every matrix but embeddings, and undo `optimizer_section`.
     deepspeed.set_optimizer_flags = lambda config, model: None
     deepspeed.init_distributed(dist_backend=dist.get_backend(), verbose=False)
 
 
 @contextmanager
-def sharing(zero_stage: int) -> Iterator[None]:
+def sharing(zero_stage: int, node_ranks: int | None = None) -> Iterator[None]:
     """Under ZeRO 3, share out the weights of models that are loaded meanwhile. Collective.
 
     Each tensor is read, and that of rank 0 scattered, before the next is read, so that no rank ever
-    holds a whole model.
+    holds a whole model. From the first pass of a step to its end, every `node_ranks` ranks in their
+    order, where given, share out a copy too, which they gather from in further passes.
     """
     if zero_stage < 3:
         yield
         return
     _prepare()
-    zero = deepspeed.zero.Init()
+    if node_ranks is not None and groups._get_zero_param_intra_parallel_group() is None:
+        groups._create_zero_param_parallel_group(node_ranks)
+    zero = deepspeed.zero.Init(
+        zero_param_parallel_group=groups._get_zero_param_intra_parallel_group()
+    )
 
     def share(parameter: nn.Parameter) -> None:
         if not hasattr(parameter, "ds_id"):
@@ -134,11 +143,13 @@ class DeepSpeedEngine:
         self._copies = HostCopy()
         self._captured: Future[dict[str, Tensor]] | None = None
         self.steps_taken = 0
-        optimizer = optimizer_section(config, module)
+        optimizer, trained = optimizer_section(config, module), elements(module, trained=True)
         zero: dict[str, Any] = {
             "stage": zero_stage,
-            "reduce_bucket_size": min(BUCKET_ELEMENTS, elements(module, trained=True)),
+            "reduce_bucket_size": min(BUCKET_ELEMENTS, trained),
         }
+        if zero_stage < 3:
+            zero["overlap_comm"] = overlaps(zero_stage, self.ranks, trained)
         if zero_stage == 3:
             zero |= gathering(elements(module))
         if offload_optimizer:
@@ -337,6 +348,7 @@ class DeepSpeedEngine:
 
     def load(self, folder: Path) -> None:
         reader = PartReader(folder / OPTIMIZER_FOLDER)
+        self._settle()
         load_parts(self._engine, reader)
         self.steps_taken = int(reader.read(STEPS_TAKEN, 0, 1))
 

@@ -13,6 +13,14 @@ LIVE_ELEMENTS = 1_000_000_000
 """Weights that ZeRO 3 keeps gathered while it computes, at most a twentieth of the model."""
 
 
+def overlaps(zero_stage: int, ranks: int, trained: int) -> bool:
+    """Return True if ranks sum a bucket of gradients while the next one fills, in a second buffer.
+
+    Stage 3 does so by itself, and stage 1 sums after the backward pass.
+    """
+    return zero_stage == 2 and ranks > 1 and trained > BUCKET_ELEMENTS
+
+
 def elements(module: nn.Module, *, trained: bool = False) -> int:
     """Return how many weights a module has, or only those with gradients."""
     return sum(

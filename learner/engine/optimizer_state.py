@@ -134,6 +134,8 @@ def load_parts(engine: Any, reader: PartReader) -> None:
         if 0 < stage < 3 or (stage == 3 and parameter.numel() == parameter.ds_numel):
             whole = reader.read(f"{name}/{WEIGHT}", 0, parameter.numel())
             parameter.copy_(whole.view_as(parameter))
+    if stage == 3:
+        engine.optimizer.invalidate_secondary_tensor()  # the node's copy, of the weights before
 
 
 def _load_state(state: dict[str, Any], key: str, shard: Shard, reader: PartReader) -> None:

@@ -122,8 +122,12 @@ class _Check:
             hook.remove()
 
     def _by_itself(self, sequence: Tensor, *, longest: int = WRITTEN_OUT) -> Tensor:
-        """Return the model's own outputs for a sequence; attention written out up to a length."""
-        with plain_attention(self._module.model, written_out=len(sequence) <= longest):
+        """Return the model's own outputs for a sequence; attention written out up to a length.
+
+        Nothing is compiled.
+        """
+        plain = plain_attention(self._module.model, written_out=len(sequence) <= longest)
+        with plain, torch.compiler.set_stance("force_eager"):
             return self._module.own(sequence.to(self._device))
 
     def _compute(self, *sequences: Tensor, last: int | None = None) -> Tensor:

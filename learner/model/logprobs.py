@@ -11,6 +11,8 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from learner.model.word_sums import word_gradient, word_sums
+
 WORDS_AT_A_TIME = 8192
 """Rows of the head that a float32 head holds in float32 at a time."""
 
@@ -31,6 +33,13 @@ class LogprobOptions:
     """Multiplies the products of hidden states and weights, as the model does."""
     cap: float | None = None
     """Bends what is scaled to cap · tanh(· / cap), as the model does; None: logits stay."""
+    compiled: bool = False
+    """Sum over the words by compiled kernels, which read the logits once; else in place."""
+
+    @property
+    def form(self) -> list[float]:
+        """Temperature, scale and the cap, if there is one, as `word_sums` takes them."""
+        return [self.temperature, self.scale, *([] if self.cap is None else [self.cap])]
 
 
 def chunked_logprobs(
@@ -65,26 +74,18 @@ class _ChunkedLogprobs(torch.autograd.Function):
     def forward(
         ctx: Any, hidden: Tensor, weight: Tensor, targets: Tensor, options: LogprobOptions
     ) -> tuple[Tensor, Tensor]:
-        head = _Head(weight, wide=options.float32_head)
+        head = _Head(weight, options)
         dtype = torch.float64 if hidden.dtype == torch.float64 else torch.float32
         logprobs, entropies, normalisers = hidden.new_empty(3, len(targets), dtype=dtype).unbind()
-        logits_buffer, buffer = _buffers(hidden, weight, dtype, options.chunk)
+        buffers = _buffers(hidden, weight, dtype, options)
         for at in _chunks(len(targets), options.chunk):
-            length = len(targets[at])
-            logits = bend(head.logits(hidden[at], out=logits_buffer[:length]), options)
-            largest = logits.amax(-1) / options.temperature
-            shifted = _shift(logits, options.temperature, by=largest)
-            powers = torch.exp(shifted, out=buffer[:length])
-            total = powers.sum(-1)
-            log_total = total.log()
-            normalisers[at] = largest + log_total
-            logprobs[at] = shifted.gather(-1, targets[at, None]).squeeze(-1) - log_total
-            expected = powers.mul_(shifted).sum(-1)
-            # A logit of −inf has probability 0 and adds nothing, but 0 · −inf is nan. On a GPU the
-            # check would force a synchronisation, so it is replaced always.
-            if expected.device.type != "cpu" or not expected.isfinite().all():
-                expected = powers.nan_to_num_(nan=0.0).sum(-1)
-            entropies[at] = log_total - expected / total
+            if options.compiled:
+                sums = word_sums(head.products(hidden[at]), targets[at], options.form)
+            else:
+                logits_buffer, buffer = buffers[:, : len(targets[at])]
+                logits = head.logits(hidden[at], out=logits_buffer)
+                sums = _sums_in_place(logits, targets[at], options, buffer)
+            logprobs[at], entropies[at], normalisers[at] = sums
         ctx.save_for_backward(hidden, weight, targets, normalisers, entropies)
         ctx.options = options
         if not options.entropy_gradient:
@@ -96,26 +97,25 @@ class _ChunkedLogprobs(torch.autograd.Function):
     def backward(ctx: Any, gradient: Tensor, entropy_gradient: Tensor) -> tuple[Tensor | None, ...]:
         hidden, weight, targets, normalisers, entropies = ctx.saved_tensors
         options = ctx.options
-        head = _Head(weight, wide=options.float32_head)
+        head = _Head(weight, options)
         wants_hidden, wants_weight = ctx.needs_input_grad[:2]
         hidden_gradient = torch.empty_like(hidden) if wants_hidden else None
         weight_gradient = torch.zeros_like(weight, dtype=gradient.dtype) if wants_weight else None
-        logits_buffer, buffer = _buffers(hidden, weight, gradient.dtype, options.chunk)
+        upstream = [gradient, entropy_gradient] if options.entropy_gradient else [gradient]
+        buffers = _buffers(hidden, weight, gradient.dtype, options)
         for at in _chunks(len(targets), options.chunk):
-            length = len(targets[at])
-            logits = bend(head.logits(hidden[at], out=logits_buffer[:length]), options)
-            slope = _slope(logits, options)
-            scores = _shift(logits, options.temperature, by=normalisers[at])
-            probabilities = torch.exp(scores, out=buffer[:length])
-            pull = -gradient[at, None] / options.temperature
-            if options.entropy_gradient:
-                of_entropy = -entropy_gradient[at, None] / options.temperature
-                pull = scores.add_(entropies[at, None]).mul_(of_entropy).add_(pull)
-                pull.masked_fill_(probabilities == 0, 0.0)
-            per_score = probabilities.mul_(pull)
-            per_score.scatter_add_(-1, targets[at, None], gradient[at, None] / options.temperature)
-            if slope is not None:
-                per_score.mul_(slope)
+            tokens = (
+                targets[at],
+                normalisers[at],
+                entropies[at],
+                [column[at] for column in upstream],
+            )
+            if options.compiled:
+                per_score = word_gradient(head.products(hidden[at]), *tokens, options.form)
+            else:
+                logits_buffer, buffer = buffers[:, : len(targets[at])]
+                logits = head.logits(hidden[at], out=logits_buffer)
+                per_score = head.narrow(_gradient_in_place(logits, *tokens, options, buffer))
             if hidden_gradient is not None:
                 hidden_gradient[at] = head.to_hidden(per_score)
             if weight_gradient is not None:
@@ -131,9 +131,17 @@ class _Head:
     A float32 copy of all weights would be the largest tensor of a step.
     """
 
-    def __init__(self, weight: Tensor, *, wide: bool) -> None:
+    def __init__(self, weight: Tensor, options: LogprobOptions) -> None:
         self._weight = weight
-        self._wide = wide and weight.dtype not in (torch.float32, torch.float64)
+        self._wide = options.float32_head and weight.dtype.itemsize < 4
+        self._sums_in_float32 = options.compiled and weight.device.type != "cpu"
+
+    def products(self, hidden: Tensor) -> Tensor:
+        """Return hidden · Wᵀ [n, V] in the dtype that a gradient of the logits is passed on in."""
+        if not self._wide:
+            return hidden @ self._weight.T
+        shape = len(hidden), len(self._weight)
+        return self.logits(hidden, out=hidden.new_empty(shape, dtype=torch.float32))
 
     def logits(self, hidden: Tensor, *, out: Tensor) -> Tensor:
         """Compute the logits hidden · Wᵀ into `out` [n, V], which is float32 or float64."""
@@ -149,10 +157,14 @@ class _Head:
                 torch.mm(hidden.float(), wide.float(), out=out[:, words])
         return out
 
+    def narrow(self, gradient: Tensor) -> Tensor:
+        """Return a gradient [n, V] of the logits in the dtype that it is multiplied in."""
+        return gradient if self._wide else gradient.to(self._weight.dtype)
+
     def to_hidden(self, gradient: Tensor) -> Tensor:
         """Return the product of a gradient [n, V] of the logits with W, [n, H]."""
         if not self._wide:
-            return gradient.to(self._weight.dtype) @ self._weight
+            return gradient @ self._weight
         total = gradient.new_zeros(len(gradient), self._weight.shape[1])
         for words in self._slices():
             wide, product = self._weight[words], gradient[:, words]
@@ -166,8 +178,10 @@ class _Head:
         """Add gradientᵀ · hidden to `total` [V, H]."""
         if total.dtype == self._weight.dtype:
             total.addmm_(gradient.T, hidden)  # with no product [V, H] beside the total
+        elif not self._wide and self._sums_in_float32:
+            torch.addmm(total, gradient.T, hidden, out_dtype=total.dtype, out=total)
         elif not self._wide:
-            total += gradient.to(self._weight.dtype).T @ hidden
+            total += gradient.T @ hidden
         else:
             for words in self._slices():
                 product = gradient[:, words].T
@@ -213,9 +227,53 @@ def _shift(logits: Tensor, temperature: float, *, by: Tensor) -> Tensor:
     return torch.add(-by[:, None], logits, alpha=1 / temperature, out=logits)
 
 
-def _buffers(hidden: Tensor, weight: Tensor, dtype: torch.dtype, chunk: int) -> Tensor:
-    """Return buffers for two chunks of logits [2, chunk, V], allocated once for all chunks."""
-    return hidden.new_empty(2, min(chunk, len(hidden)), len(weight), dtype=dtype)
+def _sums_in_place(
+    logits: Tensor, targets: Tensor, options: LogprobOptions, buffer: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Compute what `word_sums` does, of logits [n, V] in float32 or float64, which are spent."""
+    logits = bend(logits, options)
+    largest = logits.amax(-1) / options.temperature
+    shifted = _shift(logits, options.temperature, by=largest)
+    powers = torch.exp(shifted, out=buffer)
+    total = powers.sum(-1)
+    log_total = total.log()
+    logprobs = shifted.gather(-1, targets[:, None]).squeeze(-1) - log_total
+    # A logit of −inf has probability 0 and adds nothing, but 0 · −inf is nan.
+    expected = powers.mul_(shifted).nansum(-1)
+    return logprobs, log_total - expected / total, largest + log_total
+
+
+def _gradient_in_place(  # noqa: PLR0913  (what `word_gradient` takes, and a buffer)
+    logits: Tensor,
+    targets: Tensor,
+    normalisers: Tensor,
+    entropies: Tensor,
+    gradients: list[Tensor],
+    options: LogprobOptions,
+    buffer: Tensor,
+) -> Tensor:
+    """Compute what `word_gradient` does, of logits [n, V] in float32 or float64, in `buffer`."""
+    logits = bend(logits, options)
+    slope = _slope(logits, options)
+    scores = _shift(logits, options.temperature, by=normalisers)
+    probabilities = torch.exp(scores, out=buffer)
+    gradient, *of_entropies = (column[:, None] / options.temperature for column in gradients)
+    pull = -gradient
+    if of_entropies:
+        pull = scores.add_(entropies[:, None]).mul_(-of_entropies[0]).add_(pull)
+        pull.masked_fill_(probabilities == 0, 0.0)
+    per_score = probabilities.mul_(pull)
+    per_score.scatter_add_(-1, targets[:, None], gradient)
+    return per_score if slope is None else per_score.mul_(slope)
+
+
+def _buffers(hidden: Tensor, weight: Tensor, dtype: torch.dtype, options: LogprobOptions) -> Tensor:
+    """Return buffers for two chunks of logits [2, chunk, V], allocated once for all chunks.
+
+    Compiled kernels need none.
+    """
+    length = 0 if options.compiled else min(options.chunk, len(hidden))
+    return hidden.new_empty(2, length, len(weight), dtype=dtype)
 
 
 def _chunks(length: int, chunk: int) -> list[slice]:

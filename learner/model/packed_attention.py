@@ -7,7 +7,7 @@ one call of `torch.nn.attention.varlen` has all sequences. `flash_attention_2` d
 stays as it is.
 """
 
-import itertools
+import inspect
 import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -41,7 +41,7 @@ def attend_packed(model: Any) -> bool:
         return False
     from transformers import AttentionInterface, AttentionMaskInterface
 
-    AttentionInterface.register(NAME, _attend)
+    AttentionInterface.register(NAME, torch.compiler.disable(_attend))  # type: ignore[no-untyped-call]
     AttentionMaskInterface.register(NAME, _mask)
     most = HALF_TOLERANCE if model.dtype.itemsize < 4 else TOLERANCE
     try:
@@ -106,17 +106,21 @@ def hidden_states(model: Any, token_ids: Tensor, position_ids: Tensor) -> Tensor
     if model.base_model is model:
         raise InputError(f"{type(model).__name__} names no base model, without its head")
     packed = model.config._attn_implementation == NAME
-    more = {"sequence_lengths": lengths_of(position_ids)} if packed else {}
+    # A tensor, since a block would be compiled anew for every list.
+    more = {"sequence_ends": ends_of(position_ids)} if packed else {}
     hidden: Tensor = model.base_model(
         input_ids=token_ids[None], position_ids=position_ids[None], use_cache=False, **more
     ).last_hidden_state[0]
     return hidden
 
 
-def lengths_of(position_ids: Tensor) -> list[int]:
-    """Return the tokens of each sequence of a row; its positions [N] are 0 where one begins."""
-    starts: list[int] = (position_ids == 0).nonzero().flatten().tolist()
-    return [end - start for start, end in itertools.pairwise([*starts, len(position_ids)])]
+def ends_of(position_ids: Tensor) -> Tensor:
+    """Return 0 and the end of each sequence of a row, [S + 1] int32 in host memory.
+
+    Its positions [N] are 0 where a sequence begins.
+    """
+    starts = (position_ids == 0).nonzero().flatten().cpu()
+    return torch.nn.functional.pad(starts, (0, 1), value=len(position_ids)).int()
 
 
 def _attend(
@@ -125,12 +129,12 @@ def _attend(
     key: Tensor,
     value: Tensor,
     attention_mask: int | None,
-    sequence_lengths: list[int] | None = None,
+    sequence_ends: Tensor | None = None,
     **options: Any,
 ) -> tuple[Tensor, None]:
-    """Return attention [1, N, heads, size] of sequences of these lengths, from `hidden_states`.
+    """Return attention [1, N, heads, size] of sequences with these ends, from `hidden_states`.
 
-    Layers that pass on positions alone have their lengths counted anew. `attention_mask` is what
+    Layers that pass on positions alone have them counted anew. `attention_mask` is what
     `_mask` returned: the window of the layer.
     """
     from transformers.integrations.sdpa_attention import repeat_kv, sdpa_attention_forward
@@ -138,18 +142,19 @@ def _attend(
     positions = options.get("position_ids")
     if positions is None or len(query) != 1 or isinstance(attention_mask, Tensor):
         raise _NotOneRow("its attention is called without position_ids, or with a mask")
-    if sequence_lengths is None:
-        sequence_lengths = lengths_of(positions.flatten())
+    if sequence_ends is None:
+        sequence_ends = ends_of(positions.flatten())
     options.setdefault("is_causal", getattr(module, "is_causal", True))
     if options["is_causal"] and _has_kernel(query):
         scale = options.get("scaling")
-        return _attend_at_once(query, key, value, sequence_lengths, scale, attention_mask), None
+        return _attend_at_once(query, key, value, sequence_ends, scale, attention_mask), None
     if not _shares_keys(query):
         key, value = (repeat_kv(kv, query.shape[1] // kv.shape[1]) for kv in (key, value))
         module = torch.nn.Module()  # without an attribute for groups of heads
-    columns = (torch.split(column, sequence_lengths, dim=2) for column in (query, key, value))
+    lengths: list[int] = sequence_ends.diff().tolist()
+    columns = (torch.split(column, lengths, dim=2) for column in (query, key, value))
     outputs = []
-    for part, length in zip(zip(*columns, strict=True), sequence_lengths, strict=True):
+    for part, length in zip(zip(*columns, strict=True), lengths, strict=True):
         if attention_mask is None or length <= attention_mask:
             attended, _ = sdpa_attention_forward(module, *part, None, **options)
         else:
@@ -165,7 +170,7 @@ def _attend_at_once(
     query: Tensor,
     key: Tensor,
     value: Tensor,
-    lengths: list[int],
+    ends: Tensor,
     scale: float | None,
     window: int | None,
 ) -> Tensor:
@@ -174,22 +179,27 @@ def _attend_at_once(
     `window` counts the tokens that a token sees, itself included; keys and values may have fewer
     heads. Only for GPUs and half precision.
     """
-    ends = list(itertools.accumulate(lengths, initial=0))
-    offsets = torch.tensor(ends, dtype=torch.int32).to(query.device, non_blocking=True)
+    offsets, longest = ends.to(query.device, non_blocking=True), int(ends.diff().max())
     attended = varlen_attn(
         query[0].transpose(0, 1),
         key[0].transpose(0, 1),
         value[0].transpose(0, 1),
         offsets,
         offsets,
-        max(lengths),
-        max(lengths),
+        longest,
+        longest,
         scale=scale,
         window_size=(-1 if window is None else window - 1, 0),
-        enable_gqa=query.shape[1] != key.shape[1],
+        **_grouping(query, key),
     )
     assert isinstance(attended, Tensor), "no auxiliary outputs were asked for"
     return attended[None]
+
+
+def _grouping(query: Tensor, key: Tensor) -> dict[str, Any]:
+    """Return how `varlen_attn` is told that keys have fewer heads; torch 2.11 sees it by itself."""
+    known = "enable_gqa" in inspect.signature(varlen_attn).parameters
+    return {"enable_gqa": query.shape[1] != key.shape[1]} if known else {}
 
 
 def _band(length: int, window: int, device: torch.device) -> Tensor:

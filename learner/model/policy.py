@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from headway.errors import InputError
 from learner.config.learner import TinyModelConfig
+from learner.model.compilation import compile_blocks
 from learner.model.logprobs import LogprobOptions, chunked_logprobs
 from learner.model.packed_attention import attend_packed, hidden_states
 from learner.model.rope import pin_rope
@@ -181,12 +182,9 @@ def load_policy(
     *,
     dtype: str,
     attention: str,
-    activation_checkpointing: bool = False,
-    context: int | None = None,
+    **preparation: Any,
 ) -> Policy:
-    """Load a causal language model for training on packed sequences.
-
-    `context` is the longest sequence of the engines in tokens, which `pin_rope` needs.
+    """Load a causal language model for training on packed sequences; `preparation` as `prepare`.
 
     Raises:
         InputError: The folder holds no model that can be loaded, or one that cannot be packed.
@@ -204,12 +202,22 @@ def load_policy(
             path,
             balance,
         )
-    prepare(model, path, context=context, activation_checkpointing=activation_checkpointing)
+    prepare(model, path, **preparation)
     return Policy(model, options)
 
 
-def prepare(model: Any, path: str, *, context: int | None, activation_checkpointing: bool) -> None:
+def prepare(
+    model: Any,
+    path: str,
+    *,
+    context: int | None = None,
+    activation_checkpointing: bool = False,
+    compiled: bool = False,
+) -> None:
     """Make a loaded model fit for packed sequences, if it can be; `check_forward` decides.
+
+    `context` is the longest sequence of the engines in tokens, which `pin_rope` needs. Blocks whose
+    weights are shared out over ranks are not `compiled`.
 
     Raises:
         InputError: Its positions differ from those of the engines, or it cannot checkpoint.
@@ -217,6 +225,8 @@ def prepare(model: Any, path: str, *, context: int | None, activation_checkpoint
     pin_rope(model, path, context)
     if not is_shared(model):  # else when the engine can compute it
         attend_packed(model)
+        if compiled:
+            compile_blocks(model)
     if activation_checkpointing:
         checkpoint_activations(model, path)
 

@@ -42,13 +42,11 @@ def load_scalar_model(
     dtype: str,
     attention: str,
     seed: int,
-    activation_checkpointing: bool = False,
-    context: int | None = None,
+    **preparation: Any,
 ) -> ScalarModel:
-    """Load a model folder with one number as its output.
+    """Load a model folder with one number as its output; `preparation` as `prepare`.
 
-    A language model gets a new head, made from `seed`; a head of one label is kept. `context` is
-    that of the engines whose policy it is the critic of, for `pin_rope`.
+    A language model gets a new head, made from `seed`; a head of one label is kept.
 
     Raises:
         InputError: The folder holds no such model.
@@ -67,5 +65,5 @@ def load_scalar_model(
         raise InputError(
             f"the head of {path!r} must be a Linear `score` with one output, found {layers}"
         )
-    prepare(model, path, context=context, activation_checkpointing=activation_checkpointing)
+    prepare(model, path, **preparation)
     return ScalarModel(model)

@@ -16,6 +16,7 @@ from learner.diagnostics.batch_report import BatchReport
 from learner.diagnostics.trained_log import note_trained
 from learner.engine import checkpoint
 from learner.engine.deepspeed import DeepSpeedEngine, PolicyEngine, shared_reference, sharing
+from learner.model.compilation import start_compiler
 from learner.model.hf_names import HuggingFaceNames
 from learner.model.logprobs import LogprobOptions
 from learner.model.lora import add_adapter, base_of, check_base, read_adapter
@@ -65,12 +66,16 @@ class Rank:
             "attention": config.attention,
             "activation_checkpointing": config.activation_checkpointing,
             "context": spec.context,
+            "compiled": config.compiles,
         }
         self._options = LogprobOptions(
             chunk=config.logprob_chunk,
             temperature=spec.temperature,
             float32_head=config.float32_head,
+            compiled=config.compiles,
         )
+        if config.compiles:
+            start_compiler(torch.device("cuda" if config.gpus else "cpu"))
         self.published_adapter: AdapterForm | None = None
         """The adapter where its factors alone are published; None: whole weights are."""
         self.engine = self._policy(spec.model_path)
@@ -88,7 +93,7 @@ class Rank:
         config, critic = self.config, self.config.critic
         shared = critic if critic is not None and critic.shared else None
         options = replace(self._options, entropy_gradient=config.entropy is not None)
-        with sharing(config.zero_stage):
+        with sharing(config.zero_stage, config.ranks_of_node):
             policy = load_policy(path, options, **self._model)
         if shared is not None:
             policy.add_value_head()
@@ -123,7 +128,7 @@ class Rank:
         spec, config = self.spec, self.config.critic
         if config is None or config.shared:
             return None
-        with sharing(self.config.zero_stage):
+        with sharing(self.config.zero_stage, self.config.ranks_of_node):
             model = load_scalar_model(config.path or spec.model_path, **self._model, seed=spec.seed)
         self._adapt(model.model, config.lora, part=checkpoint.CRITIC_FOLDER)
         steps = spec.steps * self.config.steps_per_batch
@@ -144,7 +149,7 @@ class Rank:
         refreshed = folder is not None and folder.exists()
         first = (config.kl.reference if config.kl else None) or self.spec.model_path
         model = {**self._model, "activation_checkpointing": False}
-        with sharing(config.zero_stage):
+        with sharing(config.zero_stage, config.ranks_of_node):
             policy = load_policy(str(folder) if refreshed else first, self._options, **model)
         return Reference(
             policy,

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -48,14 +49,14 @@ class RankZero:
         skipped, self._skipped = self.publisher.skipped - self._skipped, self.publisher.skipped
         return replace(report, versions_skipped=skipped)
 
-    async def publish(self, version: int) -> str:
+    async def publish(self, version: int) -> Awaitable[str]:
         gathering = self.followers if self.rank.engine.gathers else []
         calls = [follower.gather.remote() for follower in gathering]
         adapter = self.rank.published_adapter
-        checksum: str = await self._together(
+        checksum: Future[str] = await self._together(
             self.call(lambda: self.publisher.publish(version, self.rank.weights(), adapter)), calls
         )
-        return checksum
+        return asyncio.wrap_future(checksum)
 
     async def save(
         self, version: int, *, cursor: str | None, totals: Mapping[str, int], weights_checksum: str

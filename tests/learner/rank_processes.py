@@ -73,6 +73,7 @@ def spawn(ranks, work, *args):
 def _enter(rank, ranks, port, work, args, file):
     torch.set_num_threads(1)
     gathering.PERSISTENT_ELEMENTS, deepspeed_engine.GATHER_BYTES = 0, 20_000
+    gathering.BUCKET_ELEMENTS = deepspeed_engine.BUCKET_ELEMENTS = 5_000
     join(find_store(("127.0.0.1", port)), rank, ranks)
     results = work(*args)
     if rank == 0:
@@ -136,6 +137,7 @@ def gradients(model_path, objectives, layouts, version=0):
             before = frozen(rank)
             groups = random_groups(count=5, size=3, version=version)
             statistics = rank.updater.update(groups, version).to_dict()
+            statistics["overlaps"] = rank.engine._engine.zero_overlap_comm()
             after = frozen(rank)
             assert all(torch.equal(before[one], after[one]) for one in before)
             engines = [rank.engine] if rank.critic is None else [rank.engine, rank.critic]
@@ -167,6 +169,41 @@ def summed_dtypes(model_path):
         crossed.clear()
         rank.updater.update(random_groups(count=5, size=3), 0)
         results[stage] = sorted(crossed)
+        rank.close()
+    return results
+
+
+def within_nodes(model_path, folder):
+    """Return what two nodes of half the ranks train, and sizes of groups that gather weights.
+
+    By whether weights are shared out within nodes too: after two steps, and after another from the
+    first one's checkpoint.
+    """
+    results, sizes = {}, set()
+    gather = dist.all_gather_into_tensor
+
+    def recording(*args, **options):
+        sizes.add(dist.get_world_size(options["group"]))
+        return gather(*args, **options)
+
+    dist.all_gather_into_tensor = recording
+    for of_node in (None, dist.get_world_size() // 2):
+        layout = {"zero_stage": 3, "zero_node_ranks": of_node, "microbatch_tokens": 40}
+        # With an epsilon that keeps the rounding of tiny gradients from growing.
+        config = settings_of(learning_rate=1e-2, epsilon=1e-3, kl={"coefficient": 0.3}, **layout)
+        rank = load_rank(model_path, config)
+        rank.updater.update(random_groups(count=5, seed=0), 0)
+        rank.engine.capture()(Path(folder) / str(of_node))
+        dist.barrier()
+        rank.updater.update(random_groups(count=5, seed=1), 1)
+        results[of_node is not None, "straight"] = rank.engine.gradient, flat_weights(rank)
+        rank.close()
+        rank = load_rank(model_path, config)
+        sizes.clear()
+        rank.engine.load(Path(folder) / str(of_node))
+        rank.updater.update(random_groups(count=5, seed=1), 1)
+        results[of_node is not None, "resumed"] = rank.engine.gradient, flat_weights(rank)
+        results[of_node is not None, "sizes"] = sorted(sizes)
         rank.close()
     return results
 

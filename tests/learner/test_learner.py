@@ -58,7 +58,7 @@ class RecordingTrainer:
 
     async def publish(self, version):
         self.events.append(f"publish {version}")
-        return f"weights of {version}"
+        return asyncio.sleep(0, f"weights of {version}")
 
     async def save(self, version, *, cursor, totals, weights_checksum):
         self.events.append(f"save {version}")
@@ -203,6 +203,39 @@ def test_a_failed_update_leaves_the_batch_unacknowledged():
     with pytest.raises(RuntimeError, match="out of memory"):
         run([BATCH], trainer=Failing, events=events)
     assert events == ["prune 0", "publish 0", "take 0"]
+
+
+class SlowDigest(RecordingTrainer):
+    """Knows the checksum of version 1 only when the engines have its weights, or never."""
+
+    failure = None
+
+    async def publish(self, version):
+        self.events.append(f"publish {version}")
+        return self.digest(version)
+
+    async def digest(self, version):
+        self.events.append(f"checksum {version}")
+        if version and self.failure is not None:
+            raise self.failure
+        return f"weights of {version}"
+
+
+class BrokenDigest(SlowDigest):
+    failure = OSError("a bad page")
+
+
+def test_the_acknowledgement_waits_for_the_checksum_and_publishing_does_not():
+    events, queue, *_ = run([BATCH], trainer=SlowDigest, steps=1)
+    assert events[5:8] == ["publish 1", "checksum 1", "ack 0"]
+    assert queue.acknowledged[0]["weights_checksum"] == "weights of 1"
+
+
+def test_a_checksum_that_fails_ends_training_without_an_acknowledgement():
+    events = []
+    with pytest.raises(OSError, match="a bad page"):
+        run([BATCH], trainer=BrokenDigest, events=events)
+    assert events[-2:] == ["publish 1", "checksum 1"]
 
 
 class SlowWriter(RecordingTrainer):

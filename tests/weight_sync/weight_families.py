@@ -45,14 +45,17 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
 """Transformers' class and settings, by what is special about them."""
 
 
-def build(family: str, folder: Path) -> Any:
-    """One of `FAMILIES` in memory and on disk, with a tokenizer that never ends a sequence."""
+def build(family: str, folder: Path, **sizes: int) -> Any:
+    """One of `FAMILIES` in memory and on disk, with a tokenizer that never ends a sequence.
+
+    Its sizes are tiny but for those given.
+    """
     import transformers
     from tokenizers import Tokenizer, models
 
     name, settings = FAMILIES[family]
     torch.manual_seed(0)
-    config = getattr(transformers, f"{name}Config")(**(_SIZES | settings))
+    config = getattr(transformers, f"{name}Config")(**(_SIZES | settings | sizes))
     model = getattr(transformers, f"{name}ForCausalLM")(config).to(torch.float32).eval()
     model.save_pretrained(folder)
     words = {str(token): token for token in range(VOCABULARY)} | {"<eos>": VOCABULARY}

@@ -7,6 +7,7 @@ all; else every engine is a group of its own. Engines of a group whose transfer 
 hold mixtures: they end, and nothing is sent to them again. Each group has its own deadline.
 """
 
+import logging
 import math
 from collections.abc import Callable, Iterable, Sequence
 
@@ -15,8 +16,18 @@ import torch
 from weight_sync.announcements import WeightUpdateReport
 from weight_sync.direct.attempt import Attempt, Connect, EngineLink, Group
 from weight_sync.publish.background_publisher import BackgroundPublisher, PendingVersion
+from weight_sync.publish.snapshot import Snapshot
+
+log = logging.getLogger(__name__)
 
 GIVEN_UP = -1
+SPARE_SHARE = 0.1
+"""Share of a GPU that stays free beside two versions: later steps may need more than the first."""
+
+
+def sends_from_device(nbytes: float, free: float, total: float) -> bool:
+    """Return True if a GPU of `total` bytes, `free` of them beside steps, keeps two versions."""
+    return free >= 2 * nbytes + SPARE_SHARE * total
 
 
 class DirectPublisher(BackgroundPublisher):
@@ -55,6 +66,25 @@ class DirectPublisher(BackgroundPublisher):
         self._newest: PendingVersion | None = None
         """The version that engines without it are sent; its memory is not used again meanwhile."""
         self._closed = False
+        self.gpu_memory: Callable[[], tuple[int, int]] | None = None
+        """Returns free and all bytes of the learner's GPU, called before the second version, when a
+        step has shown what it needs; None copies versions to host memory."""
+        self._copied: Snapshot | None = None
+        """The copy of the version before."""
+        self.on_device: bool | None = None
+        """True if versions are copied on the GPU, as `sends_from_device`; None: not yet decided."""
+
+    def _free_snapshot(self, version: int) -> Snapshot:
+        snapshot = super()._free_snapshot(version)
+        if self._copied is not None and self.on_device is None:
+            nbytes = sum(tensor.nbytes for _, tensor in self._copied.tensors)
+            memory = self.gpu_memory and self.gpu_memory()
+            self.on_device = memory is not None and sends_from_device(nbytes, *memory)
+            log.info("versions are sent from %s", "the GPU" if self.on_device else "the host")
+        if self.on_device and not snapshot.on_device:
+            snapshot = Snapshot(on_device=True)
+        self._copied = snapshot
+        return snapshot
 
     def _send(self, pending: PendingVersion) -> None:
         previous, self._newest = self._newest, None  # a failed version is not to be sent again

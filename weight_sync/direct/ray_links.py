@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import ray
+import torch
 
 from headway.ray_service import answer_of
 from weight_sync.config import WeightSyncConfig
@@ -87,4 +88,6 @@ def make_direct_publisher(
         seed_seconds=seed_seconds,
     )
     publisher.together = config.transport == "nccl"
+    if publisher.together and torch.cuda.is_available():
+        publisher.gpu_memory = torch.cuda.mem_get_info
     return publisher

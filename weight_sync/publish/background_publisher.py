@@ -1,7 +1,8 @@
 """Base class of publishers, which copy weights for the learner and send them from a thread.
 
 publish(v, tensors)     caller's thread      copies to host memory, then returns
-    └─▶ background      sends v, by the method of the subclass
+    ├─▶ background      sends v, by the method of the subclass
+    └─▶ checksum        of what was copied; the acknowledgement of v waits for it
 publish(v+1, …)         never waits for v: two sets of host memory take turns
 publish(v+2, …)         replaces v+1 if that is still waiting: the newest wins
 """
@@ -10,6 +11,7 @@ import logging
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
+from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Self
 
@@ -91,11 +93,12 @@ class BackgroundPublisher(ABC):
         version: int,
         tensors: Iterable[tuple[str, Tensor]],
         adapter: AdapterForm | None = None,
-    ) -> str:
+    ) -> Future[str]:
         """Copy all tensors, of any device and layout, and send them in the background.
 
-        Returns the `checksum` of the tensors as sent; they may change again. Their names are those
-        of the model folder, or of an `adapter`'s factors, which only a staged publisher sends.
+        Returns once they are copied, and may change again; the future has the checksum of them as
+        sent (`Snapshot.take`), which may come after the engines have them. Their names are those of
+        the model folder, or of an `adapter`'s factors, which only a staged publisher sends.
 
         Raises:
             VersionOrderError: The version is not above the previous one.
@@ -118,7 +121,7 @@ class BackgroundPublisher(ABC):
         if self._thread is None:
             self._thread = threading.Thread(target=self._run, name="publish-weights", daemon=True)
             self._thread.start()
-        return digest()
+        return digest
 
     def flush(self, timeout: float) -> None:
         """Wait until the last version is sent; raise PublishFailed if one failed.

@@ -6,6 +6,7 @@ thread does so while the engine generates, and the pause covers only the exchang
 """
 
 import logging
+import time
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from copy import copy
@@ -39,8 +40,11 @@ _THREAD = ThreadPoolExecutor(1, thread_name_prefix="prepare-weights")
 
 
 @dataclass
-class NoInitInfo(WeightTransferInitInfo):
-    """The empty payload of a connection: there is nothing to agree on."""
+class StagingInfo(WeightTransferInitInfo):
+    """Facts of the recipe that an engine's worker needs of its device."""
+
+    shared: bool = False
+    """True if other processes compute on its GPU."""
 
 
 @dataclass
@@ -50,24 +54,26 @@ class ManifestInfo(WeightTransferUpdateInfo):
     manifest: str = ""
 
 
-class StagedWeightsEngine(WeightTransferEngine[NoInitInfo, ManifestInfo]):
+class StagedWeightsEngine(WeightTransferEngine[StagingInfo, ManifestInfo]):
     """Replaces all weights of the model from memory of this node, for adapters with its folder."""
 
-    init_info_cls = NoInitInfo
+    init_info_cls = StagingInfo
     update_info_cls = ManifestInfo
     _preparation: tuple[Manifest, Future[Shadow | None]] | None = None
     """The version that `_THREAD` loads beside the served one, or has loaded."""
     _served: Manifest | None = None
     """The version that is served; None if none was loaded, or perhaps not whole."""
     _received: Manifest | None = None
+    prepare_seconds = 0.0
+    """Time that the newest finished preparation took, above 0."""
     memory: DeviceMemory | None = None
     """Staging for weights that must keep their addresses; None exchanges references."""
 
-    def init_transfer_engine(self, init_info: NoInitInfo) -> None:
+    def init_transfer_engine(self, init_info: StagingInfo) -> None:
         """Choose how weights are exchanged: there is no connection."""
         self._tied: list[Any] = []
         if self.device.type != "cpu":
-            self.memory = DeviceMemory(self.device)
+            self.memory = DeviceMemory(self.device, shared=init_info.shared)
 
     def prepare(self, manifest: Manifest) -> bool:
         """Begin to load a version beside the served one; False if only a pause can load it."""
@@ -98,13 +104,15 @@ class StagedWeightsEngine(WeightTransferEngine[NoInitInfo, ManifestInfo]):
 
     def _prepare(self, manifest: Manifest, whole: bool) -> Shadow | None:
         """Load a version, whose buckets must stay open meanwhile; None if loading failed."""
-        shadow = Shadow(self.model, self.memory)
+        shadow, begin = Shadow(self.model, self.memory), time.perf_counter()
         try:
             shadow.load(self._weights(manifest, whole), whole=whole)
         except Exception as error:  # noqa: BLE001  (the load in the pause raises it, typed)
             logger.warning("version %d cannot be prepared: %s", manifest.version, error)
             shadow.close()
             return None
+        finally:
+            self.prepare_seconds = time.perf_counter() - begin
         return shadow
 
     def _weights(
@@ -216,9 +224,10 @@ class PreparesWeights:
         """Begin to load a version beside the served one (`StagedWeightsEngine.prepare`)."""
         return self.weight_transfer_engine.prepare(Manifest.from_json(manifest))
 
-    def weights_prepared(self) -> bool:
-        """Return True if `exchange_weights` would not have to wait."""
-        return self.weight_transfer_engine.prepared()
+    def weights_prepared(self) -> float:
+        """Return the seconds that preparing took, or 0 if `exchange_weights` would have to wait."""
+        engine = self.weight_transfer_engine
+        return engine.prepare_seconds if engine.prepared() else 0.0
 
     def exchange_weights(self, version: int) -> bool:
         """Replace the served version by the prepared one (`StagedWeightsEngine.exchange`)."""

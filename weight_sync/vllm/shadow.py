@@ -4,11 +4,13 @@
                    ─▶  exchange()       engine paused: references are swapped, nothing is copied
 
 A shadow has layers of its own that share everything with the model's but their tensors. It is not
-used for layers of unknown kinds. For a GPU the loaded tensors are staged in a `DeviceMemory`;
-`exchange` copies them into the served ones, which keep their addresses. Written against vLLM 0.32.
+used for layers of unknown kinds. For a GPU its tensors are loaded into a `DeviceMemory`; `exchange`
+copies them into the served ones, which keep their addresses. Written against vLLM 0.32.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from contextlib import nullcontext
+from functools import wraps
 from types import MethodType
 from typing import Any
 
@@ -44,6 +46,8 @@ class Shadow:
 
     def __init__(self, model: nn.Module, memory: DeviceMemory | None = None) -> None:
         self._memory = memory
+        self._slots: dict[int, Tensor] = {}
+        """Places in `memory`, by identity of the model's parameters."""
         self._targets: list[Tensor] = []
         self._staged: list[Tensor] = []
         self._names = {layer: name for name, layer in model.named_modules()}
@@ -59,9 +63,21 @@ class Shadow:
         Raises LoadFailed if a layer was not loaded whole or laid out in another way, and any error
         of vLLM's loaders.
         """
+        with self._memory.filling() if self._memory else nullcontext():
+            self._load(tensors, whole=whole)
+        for twin in self._twins.values() if self._memory else ():
+            twin._parameters.clear()
+
+    def _load(self, tensors: Iterable[tuple[str, Tensor]], *, whole: bool) -> None:
+        if self._memory is not None:
+            live_ones = [p for live in self._twins for p in _parameters(live).values()]
+            once = {id(parameter): parameter for parameter in live_ones}
+            slots = self._memory.slots(list(once.values()))
+            self._slots = dict(zip(once, slots, strict=True))
         for live, twin in self._twins.items():
             for name, parameter in _to_be_loaded(live).items():
-                twin._parameters[name] = _own(name, parameter, live, twin)
+                slot = self._slots.get(id(live._parameters.get(name)))
+                twin._parameters[name] = _own(name, parameter, live, twin, slot)
             layerwise.initialize_online_processing(twin)
         self._root.load_weights(tensors)
         skipped = [self._names[live] for live, twin in self._twins.items() if incomplete(twin)]
@@ -84,12 +100,12 @@ class Shadow:
             raise LoadFailed(
                 f"not all weights for {len(skipped)} layers ({', '.join(skipped[:3])})"
             )
-        if self._memory is not None:
-            pairs = self._pairs()
-            self._targets = [old.data for old, _ in pairs]
-            self._staged = self._memory.stage([new for _, new in pairs])
-            for twin in self._twins.values():
-                twin._parameters.clear()
+        for old, loaded in self._pairs() if self._memory else ():
+            slot = self._slots[id(old)]
+            if loaded.data_ptr() != slot.data_ptr():  # a bias, or laid out anew
+                slot.copy_(loaded)
+            self._targets.append(old.data)
+            self._staged.append(slot)
 
     def _pairs(self) -> list[tuple[Tensor, Tensor]]:
         """Return each tensor of the model, once, and the one that was loaded for it."""
@@ -173,13 +189,29 @@ def _to_be_loaded(layer: nn.Module) -> dict[str, Tensor]:
     return _parameters(layer) | unpacked
 
 
-def _own(name: str, parameter: Tensor, live: nn.Module, twin: nn.Module) -> Any:
-    """Create an empty parameter like another, with a loader bound to the twin."""
+def _own(
+    name: str, parameter: Tensor, live: nn.Module, twin: nn.Module, slot: Tensor | None
+) -> Any:
+    """Create an empty parameter like another, with a loader bound to the twin and to a slot."""
     own: Any = meta.to_meta_tensor(parameter)
     loader = layerwise._get_original_loader(own)
     if isinstance(loader, MethodType) and loader.__self__ in (live, sanitize.layer_ref_sentinel):
         loader = MethodType(loader.__func__, twin)
     own.weight_loader = loader
-    if name in meta.SKIP_TENSORS:  # vLLM fills these at once, without waiting for the layer
+    if name in meta.SKIP_TENSORS:  # vLLM fills these at once and counts the copies
         return meta.materialize_meta_tensor(own)
+    if slot is not None and (slot.shape, slot.dtype) == (own.shape, own.dtype):
+        own.weight_loader = _into(slot, loader)
     return own
+
+
+def _into(slot: Tensor, loader: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a loader that lets a parameter lie in a slot, once vLLM gives it memory."""
+
+    @wraps(loader)
+    def load(param: Tensor, *arguments: Any, **options: Any) -> Any:
+        if not param.is_meta:
+            param.data = slot
+        return loader(param, *arguments, **options)
+
+    return load

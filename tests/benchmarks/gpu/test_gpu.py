@@ -1,9 +1,14 @@
 """`python -m benchmarks.gpu`: what runs where, the roofline, and a trial on a CPU."""
 
 import ast
+import importlib
+import json
+import os
+import re
 import subprocess
 import sys
 from dataclasses import replace
+from importlib.metadata import requires
 
 import pytest
 import torch
@@ -11,31 +16,43 @@ import torch
 from benchmarks.gpu import __main__ as suite
 from benchmarks.gpu import learner
 from benchmarks.gpu.generation import PROMPT, TOKENS, roofline
+from benchmarks.gpu.worker import Worker
 from benchmarks.harness.record import environment
 from benchmarks.harness.synthetic_load import SIZES
 from deploy.cli.bench import ROOT
 from deploy.runtime.machine import output_of
 
-KERNELS = ("transfers", "attention", "head", "memory", "ipc")
 ZERO = ("zero1", "zero2", "zero3")
+SERVING = ("generation", "pause")
+LEARNER = [name for name in suite.PARTS if name not in (*ZERO, *SERVING)]
 NEEDED = {"psutil", *(name for part in suite.PARTS.values() for name in part.needs)} - {"pydantic"}
 """Modules that parts or runs need; typer needs pydantic itself."""
 
 
-def test_what_is_missing_is_named_and_the_learner_needs_no_serving_packages(monkeypatch):
-    absent = ["vllm", "ray", "deepspeed"]
+def test_what_is_missing_is_named_and_the_learner_needs_no_serving_packages(monkeypatch, tmp_path):
+    absent = ["vllm", "ray", "hjson"]
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None if name in absent else name)
     result = {part: suite.missing(part, "cuda") for part in suite.PARTS}
     assert result == {
-        **{part: [] for part in ("learner", *KERNELS)},
-        **{part: ["vllm"] for part in ("generation", "pause")},
-        **{part: ["deepspeed"] for part in ZERO},
+        **{part: [] for part in LEARNER},
+        **{part: ["vllm"] for part in SERVING},
+        **{part: ["hjson"] for part in ZERO},
     }
     assert suite.missing("pause", "cpu") == ["vllm", "GPU"]
     absent[:] = ["pydantic"]
     monkeypatch.setattr(suite, "entry_points", lambda group: [])
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr("sysconfig.get_path", lambda name: str(tmp_path))
     assert suite.missing("learner", "cuda") == ["pydantic"]
-    assert suite.missing("pause", "cuda") == ["pydantic", suite.PLUGIN]
+    without = ["pydantic", suite.COMPILER, suite.HEADER, suite.PLUGIN]
+    assert suite.missing("pause", "cuda") == without
+
+
+def test_deepspeed_is_named_with_all_that_it_requires():
+    always = [text for text in requires("deepspeed") if "extra ==" not in text]
+    distributions = {re.match(r"[\w-]+", text)[0] for text in always}
+    assert {"hjson", "einops"} <= distributions
+    assert distributions - {"py-cpuinfo"} | {"cpuinfo"} <= set(suite.PARTS["zero1"].needs)
 
 
 def imported_modules(module, known):
@@ -58,7 +75,13 @@ def imported_modules(module, known):
 
 @pytest.mark.parametrize(
     ("module", "part"),
-    [("kernels", "transfers"), ("learner", "learner"), ("generation", "generation")],
+    [
+        ("kernels", "transfers"),
+        ("learner", "learner"),
+        ("swap", "graph"),
+        ("sharing", "sharing"),
+        ("generation", "generation"),
+    ],
 )
 def test_a_part_names_what_is_imported_before_it_begins(module, part):
     names = {name.partition(".")[0] for name in imported_modules(f"benchmarks.gpu.{module}", set())}
@@ -67,23 +90,56 @@ def test_a_part_names_what_is_imported_before_it_begins(module, part):
     assert names - own - set(sys.stdlib_module_names) <= set(suite.PARTS[part].needs)
 
 
-def test_every_part_of_the_plan_fits_into_ten_minutes():
+def test_the_central_claims_come_first_and_sizes_are_those_of_each_part():
     assert suite.SECONDS < 600
-    parts = suite.plan(["0.5b", "1.5b"])
-    assert [part for part, _ in parts] == [
-        *KERNELS, *ZERO, "learner", "learner", "generation", "generation", "pause",
+    assert suite.plan(suite.GpuOptions()) == [
+        ("imports", ""), ("graph", "1.5b"), ("zero1", "0.5b"), ("memory", "1.5b"),
+        ("learner", "0.5b"), ("learner", "1.5b"), ("head", "1.5b"), ("transfers", "1.5b"),
+        ("attention", "1.5b"), ("sharing", ""), ("ipc", ""), ("zero2", "0.5b"), ("zero3", "0.5b"),
+        ("generation", "0.5b"), ("generation", "1.5b"), ("pause", "0.5b"),
     ]  # fmt: skip
+    options = suite.GpuOptions(parts=("ipc", "graph"), sizes=("0.5b",))
+    assert suite.plan(options) == [("graph", "0.5b"), ("ipc", "")]
 
 
-def test_of_a_part_that_hangs_or_fails_the_figures_are_kept_and_logs_of_libraries_are_not():
-    hangs = (
-        "import time; print('INFO loading', flush=True); print('[1]'); "
-        'print(\'{"packed": 1, "by": 1}\'); print(\'{"by": 2}\', flush=True); time.sleep(60)'
-    )
-    result = suite.outcome([sys.executable, "-c", hangs], 6.0)
-    assert result == {"packed": 1, "by": 2, "failed": "took longer than 6 s"}
-    fails = [sys.executable, "-c", "raise SystemExit('no such device')"]
-    assert suite.outcome(fails, 30.0)["failed"] == ["no such device"]
+def test_of_a_part_that_hangs_or_fails_the_figures_are_kept_and_the_next_one_runs():
+    worker = Worker()
+
+    def outcome(part, seconds=200.0):
+        figures = worker.outcome((f"tests.benchmarks.gpu.parts:{part}", "tiny", "cpu", 3), seconds)
+        assert figures.pop("part_seconds", 0) < seconds
+        return figures
+
+    try:
+        assert outcome("ends") == {"a": 1, "b": 3}
+        assert outcome("hangs", 2.0) == {"a": 1, "failed": ["took longer than 2 s"]}
+        assert outcome("fails") == {"a": 1, "failed": ["no such device"]}
+        assert outcome("ends") == {"a": 1, "b": 3}
+    finally:
+        worker.close()
+
+
+def test_each_part_is_yielded_as_it_ends_and_what_failed_or_is_false_is_a_miss(monkeypatch):
+    class Recited:
+        answers = iter([{"claims": {"it holds": True, "it does not": False}}, {"failed": ["why"]}])
+
+        def outcome(self, call, seconds):
+            return {"call": call, "seconds": seconds} | next(self.answers)
+
+        def close(self):
+            pass
+
+    monkeypatch.setattr(suite, "Worker", Recited)
+    options = suite.GpuOptions(parts=("head", "ipc", "pause"), device="cpu", sizes=("demo",))
+    counts = []
+    for record in suite.measure(options):
+        counts.append(len(record["parts"]))
+    parts = record["parts"]
+    assert counts == [1, 2, 3]
+    assert parts["head demo"]["call"] == ("benchmarks.gpu.kernels:head", "demo", "cpu", 5)
+    assert parts["head demo"]["seconds"] == suite.PARTS["head"].seconds
+    assert "GPU" in parts["pause demo"]["not_run"]
+    assert suite.misses(record) == ["ipc failed", "head demo: it does not"]
 
 
 def test_the_suite_itself_starts_with_typer_alone():
@@ -167,37 +223,45 @@ def test_the_roofline_is_weights_once_a_step_and_keys_and_values_of_each_sequenc
     assert roofline(size, 1000, 1e6, 4) == pytest.approx(4e6 / (2000 + 4 * kept))
 
 
-def figures_of_part(part, *hidden):
-    """Return the figures of a part on a CPU, in a process in which a folder hides modules."""
-    program = "import sys, runpy; sys.path[:0] = sys.argv.pop(1).split(); "
-    program += "runpy.run_module('benchmarks.gpu', run_name='__main__', alter_sys=True)"
-    options = ["--part", part, "--device", "cpu", "--sizes", "tiny", "--rounds", "1"]
-    command = [sys.executable, "-c", program, " ".join(map(str, hidden)), *options]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=200)
-    assert done.returncode == 0, done.stderr
-    return suite.figures(done.stdout.splitlines())
+@pytest.mark.parametrize(
+    ("device", "size"), [("cpu", "tiny"), pytest.param("cuda", "0.5b", marks=pytest.mark.gpu)]
+)
+@pytest.mark.parametrize("part", ["graph", "transfers", "attention", "head", "ipc"])
+def test_what_a_part_measures_is_right(part, device, size):
+    """Run parts that hold the central claims about GPUs, on a CPU with the same code.
 
-
-@pytest.mark.slow
-def test_the_parts_of_the_learner_run_on_a_cpu_without_serving_packages(tmp_path):
-    """The modules that may be missing on a GPU machine are hidden from it."""
-    for name in ("vllm", "ray", "deepspeed", "pyarrow", "prometheus_client"):
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "__init__.py").write_text("raise ImportError('hidden')\n")
-    result = {part: figures_of_part(part, tmp_path) for part in ("learner", *KERNELS)}
-    packed, masked = result["learner"]["packed"], result["learner"]["masked"]
-    assert "host_of_lists" in packed["shares"]
-    assert 0 < packed["utilisation"] < 1
-    assert packed["tokens"] == masked["tokens"]
-    rows = [result["attention"][f"mean {mean}"] for mean in (250, 1_000, 4_000)]
-    assert max(max(row["difference"], row["gradient_difference"]) for row in rows) < 1e-5
-    assert result["ipc"]["equal"]
+    A captured graph replayed after a swap, the digest of a snapshot that a step follows, varlen
+    attention with gradients and windows, the head in float32, and handles above 1 GiB.
+    """
+    module, _, function = suite.PARTS[part].work.partition(":")
+    work = getattr(importlib.import_module(f"benchmarks.gpu.{module}"), function)
+    result = {}
+    for figures in work(size, torch.device(device), 1):
+        result |= figures
+    assert result["claims"]
+    assert not [claim for claim, holds in result["claims"].items() if not holds], result
 
 
 @pytest.mark.slow
 @pytest.mark.deepspeed
-@pytest.mark.parametrize("part", ZERO)
-def test_a_step_of_each_stage_of_zero_is_measured_on_a_cpu(part):
-    result = figures_of_part(part)
-    assert result["tokens"] == SIZES["tiny"].microbatch_tokens
-    assert min(result["step"], result["publish"]) > 0
+def test_the_whole_list_runs_on_a_cpu_without_serving_packages(tmp_path):
+    """The modules that may be missing on a GPU machine are hidden from it."""
+    hidden, file = tmp_path / "hidden", tmp_path / "gpu.json"
+    for name in ("vllm", "ray", "pyarrow", "prometheus_client"):
+        (hidden / name).mkdir(parents=True)
+        (hidden / name / "__init__.py").write_text("raise ImportError('hidden')\n")
+    command = [sys.executable, "-m", "benchmarks.gpu", "--device", "cpu", "--sizes", "tiny"]
+    done = subprocess.run(
+        [*command, "--rounds", "1", "--output", str(file)], cwd=ROOT, capture_output=True,
+        text=True, timeout=280, env=os.environ | {"PYTHONPATH": f"{hidden}:{ROOT}"},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    parts = json.loads(file.read_text())["parts"]
+    assert [name for name, part in parts.items() if "not_run" in part] == [
+        "generation tiny",
+        "pause tiny",
+    ]
+    assert all(part["claims"] for part in parts.values() if "not_run" not in part)
+    assert "host_of_lists" in parts["learner tiny"]["packed"]["shares"]
+    assert parts["zero1 tiny"]["tokens"] == SIZES["tiny"].microbatch_tokens
+    assert sum(part.get("part_seconds", 0) for part in parts.values()) < 240

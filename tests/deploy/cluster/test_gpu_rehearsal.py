@@ -1,7 +1,7 @@
 """The shipped recipes for GPUs at tiny size, with GPUs that Ray counts and nobody uses.
 
 Everything but the devices is what the recipes say; that for eight GPUs has its four engines of vLLM
-and four ranks of the learner, in bfloat16 with ZeRO 2, and the others two of each at most.
+and four ranks of the learner, in bfloat16 with ZeRO 1, and the others two of each at most.
 """
 
 import json
@@ -112,6 +112,7 @@ TWO = {"actors.count": 2, "learner.ranks": 2}
 PARALLEL = {
     "actors.count": 1, "learner.ranks": 2, "actors.tensor_parallel_size": 2, "actors.gpus": 2,
     "deploy.environment.VLLM_CPU_OMP_THREADS_BIND": "nobind",
+    "weight_sync.transport": "object_store",
 }  # fmt: skip
 """vLLM's build for CPUs else binds each worker of an engine to a NUMA node of its own."""
 

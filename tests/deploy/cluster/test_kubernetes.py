@@ -8,10 +8,15 @@ from pathlib import Path
 import jsonschema
 import pytest
 import yaml
+from ray._private.ray_constants import DEFAULT_OBJECT_STORE_MEMORY_PROPORTION
 from ray.scripts.scripts import drain_node
 
 from deploy.config.loader import load_recipe
 from deploy.driver.actor_fleet import HURRY_SECONDS
+from deploy.planner.byte_counts import GIB
+from deploy.planner.model_sizes import measure
+from deploy.planner.node_memory import Capacity, predict
+from deploy.planner.process_memory import total
 from headway.metrics import TOKEN_VARIABLE
 from tests.deploy.kubernetes_schema import KUSTOMIZATION, manifest
 
@@ -76,6 +81,38 @@ def test_every_container_has_shared_memory_of_its_own_and_probes():
         assert volumes[mounts["/dev/shm"]]["emptyDir"]["medium"] == "Memory"
         assert set(mounts.values()) == set(volumes)
         assert {"livenessProbe", "readinessProbe"} <= set(container)
+
+
+def gib(text):
+    return int(text.removesuffix("Gi")) * GIB
+
+
+ALONE = ("learner.ranks=1", "actors.count=1", "deploy.node.gpus=1")
+IN_TWO_PODS = (
+    "deploy.ray_address=auto", "weight_sync.transport=object_store",
+    "deploy.placement.actors.labels.pool=generate",
+)  # fmt: skip
+ON_ONE_GPU = ("learner.gpus=0.5", "actors.gpus=0.5", "actors.gpu_memory_utilization=0.4")
+
+
+def predicted(*settings):
+    """Return the parts of the memory of each node of a run of 1.5 billion weights."""
+    path = str(ROOT / "tests" / "deploy" / "planner" / "shapes" / "qwen2.5-1.5b")
+    config = load_recipe("gsm8k_qwen_8gpu", [f"model.path={path}", *ALONE, *settings])
+    return [node.parts for node in predict(config, measure(config, path), Capacity(gpus=1)).nodes]
+
+
+def test_pods_have_the_memory_that_is_predicted_and_shared_memory_for_versions_and_ray():
+    pods = [*PODS[:2], read(SHIPPED / "machine" / "job.yaml")["spec"]["template"]["spec"]]
+    needs = [*predicted(*IN_TWO_PODS), *predicted(*ON_ONE_GPU)]
+    for pod, parts in zip(pods, needs, strict=True):
+        [container], [shared] = pod["containers"], [v for v in pod["volumes"] if "emptyDir" in v]
+        resources = container["resources"]
+        memory, size = gib(resources["limits"]["memory"]), gib(shared["emptyDir"]["sizeLimit"])
+        assert resources["requests"]["memory"] == resources["limits"]["memory"]
+        assert 1.1 * total(parts) < memory < 1.5 * total(parts)
+        store = DEFAULT_OBJECT_STORE_MEMORY_PROPORTION * memory
+        assert parts["published versions"] + store < size < memory
 
 
 def test_there_is_a_pool_with_and_one_without_gpus():

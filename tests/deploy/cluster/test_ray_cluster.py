@@ -196,6 +196,21 @@ def test_a_ray_that_does_not_start_is_tried_again_unless_it_refuses_what_it_is_g
     assert isinstance(failed.value, RayDied) == passes
 
 
+def test_a_start_of_ray_that_hangs_is_ended_after_its_deadline(monkeypatch, servers, tmp_path):
+    def init(**_):
+        for server in servers.values():
+            server.wait(10)
+        raise ConnectionError("the GCS is gone")
+
+    monkeypatch.setattr(cluster, "START_SECONDS", 0.1)
+    monkeypatch.setattr(ray, "init", init)
+    with (
+        pytest.raises(RayDied, match="Ray did not start on this machine: the GCS is gone"),
+        cluster.cluster(load_recipe("demo"), tmp_path),
+    ):
+        pass
+
+
 def test_a_cluster_of_one_node_is_not_asked():
     assert cluster.versions_of([]) == []
 

@@ -1,6 +1,7 @@
 """Recipes that say nothing of GPUs, on machines with some."""
 
 import json
+from contextlib import nullcontext
 from importlib.metadata import PackageNotFoundError
 
 import pytest
@@ -98,6 +99,18 @@ def test_a_recipe_for_which_there_are_too_few_gpus_is_refused_with_what_to_set()
             check_gpus(refused, 2)
     check_gpus(config, 0)
     check_gpus(for_this_machine(recipe(), gpus=2), 2)
+
+
+@pytest.mark.parametrize("address", ["local", "auto"])
+@pytest.mark.parametrize("learner", [None, 0, 0.5, 1])
+@pytest.mark.parametrize("actors", [None, 0, 0.5, 1])
+def test_gpus_of_one_side_are_refused_until_those_of_the_other_are_named(actors, learner, address):
+    given = [{} if gpus is None else {"gpus": gpus} for gpus in (actors, learner)]
+    config = recipe(given[0], learner=given[1], deploy={"ray_address": address})
+    one_sided = (actors is None and learner) or (learner is None and actors)
+    expected = r"is not set beside \w+\.gpus = \S+; set it, such as to 1" if one_sided else None
+    with pytest.raises(InputError, match=expected) if expected else nullcontext():
+        check_gpus(config, 0)
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,13 @@ import pytest
 from deploy.config.loader import load_recipe
 from deploy.config.rules import hardly_trains
 from deploy.planner.calibration import Measured
-from deploy.planner.caveats import TAKEN_OVER, caveats, differences, refuse_another_model
+from deploy.planner.caveats import (
+    TAKEN_OVER,
+    caveats,
+    differences,
+    refuse_another_model,
+    slow_updates,
+)
 from deploy.planner.plan import PlanInputs, plan
 from deploy.planner.rates import EngineRates, LearnerRates, Rates
 from headway.errors import InputError
@@ -127,6 +133,35 @@ def test_rates_of_a_run_that_shared_cores_in_another_way_are_said_to_be_off(boun
 def test_what_held_the_engines_up_is_said():
     notes = caveats(replace(MEASURED, explained=0.4), recipe(), bounds=[1], evaluated=True)
     assert ["evaluated while it trained" in notes[0], "explain 40% of" in notes[1]] == [True, True]
+
+
+@pytest.mark.parametrize(
+    ("transport", "receivers", "step", "noted"),
+    [
+        (
+            "object_store",
+            4,
+            25.0,
+            "65.5 GB to 4 node(s) in 83.8 s at deploy.node.network_gbit = 25,",
+        ),
+        ("object_store", 4, 25.0, 'weight_sync.transport = "nccl" sends it once: 21.0 s'),
+        ("filesystem", 4, 25.0, "'filesystem' sends"),
+        ("object_store", 4, 90.0, None),
+        ("object_store", 1, 25.0, None),
+        ("object_store", 0, 1.0, None),
+        ("nccl", 4, 25.0, None),
+        ("nccl", 4, 20.0, "in 21.0 s"),
+    ],
+)
+def test_updates_that_the_network_sends_for_longer_than_a_batch_is_trained_are_noted(
+    transport, receivers, step, noted
+):
+    folder = ["weight_sync.folder=/shared"] if transport == "filesystem" else []
+    settings = [f"weight_sync.transport={transport}", *folder]
+    config = load_recipe("gsm8k_qwen32b_8nodes", settings)
+    notes = slow_updates(config, 65.5e9, receivers, 128 * 16 / step)
+    assert len(notes) == (noted is not None)
+    assert all(noted in note for note in notes)
 
 
 @pytest.mark.parametrize(

@@ -25,6 +25,8 @@ OWN_CRITIC = {"advantage": "gae", "loss": "ppo"}
         (OWN_CRITIC | {"critic": MUON | {"lora": {}}}, r"muon.* with a section .critic.lora."),
         ({"critic": {"lora": {}, "shared": True}}, "with a section .critic.lora."),
         ({"loss": "ppo", "correction": "tis"}, "or recompute_proximal = true"),
+        ({"zero_node_ranks": 8, "ranks": 16}, "it needs zero_stage = 3, which shares out weights"),
+        ({"zero_node_ranks": 8, "ranks": 12, "zero_stage": 3}, "such as ranks = 16; or leave it"),
         ({"keep_checkpoints": 0}, "greater than or equal to 1"),
     ],
 )
@@ -91,6 +93,13 @@ def test_a_loss_without_a_ratio_keeps_the_behaviour_policy_as_its_anchor():
     several = {"loss": "reinforce", "epochs": 2}
     assert not LearnerConfig(**several, correction="tis").uses_proximal
     assert LearnerConfig(**several, recompute_proximal=True).uses_proximal
+
+
+def test_weights_are_shared_out_within_nodes_where_ranks_are_on_several():
+    layouts = {ranks: LearnerConfig(ranks=ranks, zero_stage=3, zero_node_ranks=8).ranks_of_node
+               for ranks in (1, 2, 8, 16, 32)}  # fmt: skip
+    assert layouts == {1: None, 2: None, 8: None, 16: 8, 32: 8}
+    assert LearnerConfig(ranks=32, zero_stage=3).ranks_of_node is None
 
 
 @pytest.mark.parametrize(

@@ -62,6 +62,12 @@ def dense_varlen_attention(
     return torch.einsum("hqk,khd->qhd", weights, value)
 
 
+def varlen_attention_of_torch_2_11(*columns, scale, window_size):
+    """Compute the same, for any number of key heads."""
+    options = {"scale": scale, "window_size": window_size, "enable_gqa": True}
+    return dense_varlen_attention(*columns, **options)
+
+
 def outcome(model):
     """Log-probabilities of a row, and their gradient in every weight."""
     model.zero_grad()
@@ -127,13 +133,16 @@ def test_a_sequence_that_is_longer_than_a_window_is_cut_by_it(config, at_once, m
         torch.testing.assert_close(each, other, rtol=1e-3, atol=1e-5)
 
 
+@pytest.mark.parametrize("varlen_attn", [dense_varlen_attention, varlen_attention_of_torch_2_11])
 @pytest.mark.parametrize("kind", [Qwen2Config, Qwen3Config, LlamaConfig])
-def test_one_call_for_all_sequences_gives_the_numbers_of_one_for_each(kind, monkeypatch):
+def test_one_call_for_all_sequences_gives_the_numbers_of_one_for_each(
+    kind, varlen_attn, monkeypatch
+):
     model = make(kind(**SIZES))
     assert attend_packed(model)
     expected, gradients = outcome(model)
     monkeypatch.setattr(packed_attention, "_has_kernel", lambda query: True)
-    monkeypatch.setattr(packed_attention, "varlen_attn", dense_varlen_attention)
+    monkeypatch.setattr(packed_attention, "varlen_attn", varlen_attn)
     found, own = outcome(model)
     torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-6)
     for each, other in zip(own, gradients, strict=True):

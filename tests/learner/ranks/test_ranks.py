@@ -19,6 +19,7 @@ from rank_processes import (
     spawn,
     summed_dtypes,
     with_models,
+    within_nodes,
     without_tokens,
 )
 from rollouts import random_groups
@@ -76,6 +77,19 @@ def test_loss_and_gradient_do_not_depend_on_ranks_zero_stage_and_micro_batches(
     for name in ("tokens_trained", "rollouts_trained", "lag_histogram", "tokens_fresh"):
         assert found[name] == expected[name], name
     assert 1 <= found["rank_imbalance"] < 1.2
+    assert found["overlaps"] == (stage == 3 or (stage == 2 and ranks == 2)), "sums with the pass"
+
+
+@pytest.mark.slow
+def test_weights_that_are_shared_out_within_nodes_too_train_and_resume_the_same(
+    model_path, tmp_path
+):
+    found = spawn(4, within_nodes, model_path, str(tmp_path))
+    gradient, weights = found[False, "straight"]
+    for case in ((True, "straight"), (False, "resumed"), (True, "resumed")):
+        for values, expected in zip(found[case], (gradient, weights), strict=True):
+            torch.testing.assert_close(values, expected, rtol=0, atol=1e-7)
+    assert (found[False, "sizes"], found[True, "sizes"]) == ([4], [2, 4])
 
 
 @pytest.mark.slow

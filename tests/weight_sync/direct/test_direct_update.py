@@ -84,7 +84,7 @@ def test_publish_returns_after_a_copy_and_engines_get_that_copy(loop, weights) -
         publisher.publish(1, weights(1).items())
         publisher.flush(30)
         until(lambda: running.versions == [0, 1])
-    assert digest == checksum(weights(0).items())
+    assert digest.result(30) == checksum(weights(0).items())
     assert checksum(engine.weights.items()) == checksum(weights(1).items())
     assert engine.events == [
         *["pause", "init_weight_transfer_engine", *TRANSFER, "serve 0", "resume"],

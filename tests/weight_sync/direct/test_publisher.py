@@ -374,3 +374,24 @@ def test_only_the_engine_that_does_not_answer_to_a_pause_is_given_up() -> None:
     assert outcomes["e2"].endswith("no answer from e2")
     assert [link.serves for link in together.links] == [0, 0, None]
     together.publisher.close()
+
+
+@pytest.mark.parametrize(
+    ("free", "on_device"),
+    [(2 * 28 + 100, True), (2 * 28 + 99, False), (None, False)],
+    ids=["room for two versions", "a byte less", "not asked for"],
+)
+def test_versions_after_the_first_are_copied_on_a_gpu_with_room_for_two_and_a_tenth(
+    parts, free, on_device
+) -> None:
+    """Before the first step nobody knows what a step needs."""
+    asked: list[int] = []
+    if free is not None:
+        parts.publisher.gpu_memory = lambda: (asked.append(len(parts.reports)), (free, 1000))[1]
+    copied = []
+    for version in range(4):
+        parts.send(version)
+        copied.append(parts.publisher._newest.snapshot.on_device)
+    assert copied == [False, *[on_device] * 3]
+    assert asked == ([2] if free is not None else [])
+    assert [link.serves for link in parts.links] == [3, 3]

@@ -76,7 +76,7 @@ def test_engines_join_get_every_version_and_leave_with_their_actor(ray_cluster, 
     calls, received = ray.get(actor.received.remote(), timeout=30)
     methods = ["init_weight_transfer_engine", *TRANSFER]
     assert calls == [("pause", 5), *(("transfer", method) for method in methods), ("resume",)]
-    assert received == digest
+    assert received == digest.result(30)
     (taken,) = asyncio.run(broadcaster.reports(0))
     assert (taken.engine_id, taken.version, taken.error) == ("e0", 5, None)
 

@@ -1,21 +1,23 @@
-"""A snapshot of tensors on a GPU: few blocks of host memory, the checksum beside the sending.
+"""A snapshot of tensors on a GPU, there or in few blocks of host memory, and its checksum.
 
 The device is a fake: its tensors lie in host memory, and a copy happens when something waits for it
 or, in the order of the stream, for a later one.
 """
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from unittest.mock import Mock
 
 import pytest
 import torch
+import xxhash
 from torch import Tensor
 
 from tests.weight_sync.checksum import checksum
 from tests.weight_sync.conftest import same
 from weight_sync.publish import snapshot as snapshot_module
-from weight_sync.publish.snapshot import PIECE_ELEMENTS, Gpu, Snapshot
+from weight_sync.publish.snapshot import PIECE_ELEMENTS, Gpu, Snapshot, bytes_of
 from weight_sync.publish.staged_publisher import StagedPublisher
 
 
@@ -32,6 +34,10 @@ class FakeGpu(Gpu):
 
     def register(self, memory: Tensor) -> None:
         self.registered.append(memory.nbytes)
+
+    def read(self, tensor: Tensor) -> Iterator[memoryview]:
+        data = bytes_of(tensor)
+        return (data[begin : begin + 100] for begin in range(0, len(data), 100))
 
     def copy(self, tensor: Tensor, host: Tensor) -> Callable[[], object]:
         self._stream.append(lambda: host.copy_(tensor))
@@ -52,11 +58,12 @@ def gpu(monkeypatch) -> FakeGpu:
     return FakeGpu()
 
 
+@pytest.mark.parametrize("on_device", [False, True])
 @pytest.mark.parametrize("dtype", [None, torch.bfloat16])
 def test_everything_arrives_before_it_is_sent_and_the_checksum_is_the_same(
-    gpu, weights, dtype
+    gpu, weights, dtype, on_device
 ) -> None:
-    taken, wire = Snapshot(gpu), dtype or torch.float32
+    taken, wire = Snapshot(gpu, on_device=on_device), dtype or torch.float32
     for version in range(3):
         tensors = weights(version)
         expected = {name: tensor.to(wire, copy=True) for name, tensor in tensors.items()}
@@ -65,7 +72,28 @@ def test_everything_arrives_before_it_is_sent_and_the_checksum_is_the_same(
             tensor.zero_()
         assert same(taken.tensors, expected)
         assert all(host.is_contiguous() for _, host in taken.tensors)
-        assert digest() == checksum(expected.items())
+        assert digest.result() == checksum(expected.items())
+
+
+def test_a_copy_on_a_gpu_is_read_through_two_pinned_chunks_each_whole_before_the_next(
+    monkeypatch,
+) -> None:
+    """The device copies when its stream is waited for."""
+    monkeypatch.setattr(snapshot_module, "CHUNK_BYTES", 64)
+    chunks: list[Tensor] = []
+
+    class Pinning(Gpu):
+        def pinned(self, nbytes: int) -> Tensor:
+            chunks.append(torch.zeros(nbytes, dtype=torch.uint8))
+            return chunks[-1]
+
+    monkeypatch.setattr(torch.cuda, "Stream", lambda device: Mock())
+    monkeypatch.setattr(torch.cuda, "stream", lambda stream: nullcontext())
+    gpu = Pinning()
+    for numel in (0, 1, 16, 17, 100):
+        tensor = torch.randn(numel).to(torch.bfloat16)
+        assert b"".join(bytes(part) for part in gpu.read(tensor)) == bytes(bytes_of(tensor))
+    assert len(chunks) == 2
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -104,7 +132,7 @@ def test_blocks_are_of_the_size_that_is_needed_and_used_again(gpu) -> None:
     tensors = [("large", torch.ones(3000)), *((f"t{n}", torch.ones(129)) for n in range(9))]
     taken = Snapshot(gpu)
     for _ in range(3):
-        taken.take(tensors, None)()
+        taken.take(tensors, None).result()
     addresses = [host.data_ptr() for _, host in taken.tensors]
     assert all(address % 64 == 0 for address in addresses)
     assert len(set(addresses)) == len(tensors)
@@ -112,15 +140,49 @@ def test_blocks_are_of_the_size_that_is_needed_and_used_again(gpu) -> None:
     assert gpu.registered == [12000, *[2048] * -(-9 // per_block)]
 
 
-def test_a_version_is_sent_while_its_checksum_is_computed(transport, weights, monkeypatch) -> None:
-    """The announcement comes though the checksum waits for it."""
-    announced = threading.Event()
+class SlowDigest:
+    """A checksum that waits until the test lets it go on, or fails."""
 
-    class Waits(Snapshot):
-        def take(self, tensors, wire_dtype) -> Callable[[], str]:
-            digest = super().take(tensors, wire_dtype)
-            return lambda: digest() if announced.wait(30) else "never announced"
+    def __init__(self, failure: Exception | None = None) -> None:
+        self.go_on, self.failure = threading.Event(), failure
+        self._digest = xxhash.xxh3_64()
+        self.hexdigest = self._digest.hexdigest
 
-    monkeypatch.setattr("weight_sync.publish.background_publisher.Snapshot", Waits)
-    with StagedPublisher(transport, lambda manifest: announced.set()) as publisher:
-        assert publisher.publish(0, weights(0).items()) == checksum(weights(0).items())
+    def update(self, part: memoryview | bytes) -> None:
+        assert self.go_on.wait(30)
+        if self.failure is not None and len(part) == 28:  # one in the midst
+            raise self.failure
+        self._digest.update(part)
+
+
+def test_versions_are_published_and_announced_before_a_slow_checksum_which_no_other_version_changes(
+    transport, weights, monkeypatch
+) -> None:
+    slow = [SlowDigest() for _ in range(3)]
+    made = iter(slow)
+    monkeypatch.setattr(snapshot_module.xxhash, "xxh3_64", lambda: next(made))
+    announced: list[int] = []
+    with StagedPublisher(transport, lambda m: announced.append(m.version)) as publisher:
+        digests = [publisher.publish(version, weights(version).items()) for version in (0, 1)]
+        publisher.flush(30)
+        assert announced[-1] == 1
+        assert not any(digest.done() for digest in digests)
+        # the third is copied to the memory of the first, once that is read
+        threading.Timer(0.1, lambda: [digest.go_on.set() for digest in slow]).start()
+        digests.append(publisher.publish(2, weights(2).items()))
+        sums = [digest.result(30) for digest in digests]
+    monkeypatch.undo()
+    assert sums == [checksum(weights(version).items()) for version in range(3)]
+
+
+def test_a_checksum_that_fails_fails_its_version_and_the_next_in_its_memory(
+    weights, monkeypatch
+) -> None:
+    broken = SlowDigest(OSError("a bad page"))
+    broken.go_on.set()
+    monkeypatch.setattr(snapshot_module.xxhash, "xxh3_64", lambda: broken)
+    taken = Snapshot()
+    with pytest.raises(OSError, match="a bad page"):
+        taken.take(weights(0).items(), None).result(30)
+    with pytest.raises(OSError, match="a bad page"):
+        taken.take(weights(1).items(), None)

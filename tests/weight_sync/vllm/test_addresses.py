@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from fake_device import FakeDeviceMemory
 from weight_families import FAMILIES, build, named_as_in_the_folder, staged
 
 from learner.config.lora import LoraConfig
@@ -19,7 +20,7 @@ from tests.waiting import until
 from tests.weight_sync.conftest import same
 from weight_sync.adapter import AdapterForm
 from weight_sync.receive.staging import StagedWeights
-from weight_sync.vllm.device_memory import DeviceMemory
+from weight_sync.vllm import device_memory
 
 pytestmark = [pytest.mark.vllm, pytest.mark.slow, pytest.mark.timeout(500)]
 
@@ -68,35 +69,12 @@ def load(folder: Path) -> tuple[Any, Any]:
         return config, get_model(vllm_config=config)
 
 
-class FakeDeviceMemory(DeviceMemory):
-    """Memory of a device that lies in the host's."""
-
-    def __init__(self) -> None:
-        super().__init__(torch.device("cpu"))
-        self.blocks: list[int] = []
-        self.filled: list[int] = []
-        self.copies = 0
-
-    def allocate(self, nbytes: int) -> torch.Tensor:
-        self.blocks.append(nbytes)
-        return torch.zeros(nbytes, dtype=torch.uint8)
-
-    def fill(self, staged: list[torch.Tensor], tensors: list[torch.Tensor]) -> None:
-        self.filled.append(sum(tensor.nbytes for tensor in tensors))
-        for target, tensor in zip(staged, tensors, strict=True):
-            target.copy_(tensor)
-
-    def copy(self, targets: list[torch.Tensor], staged: list[torch.Tensor]) -> None:
-        self.copies += 1
-        torch._foreach_copy_(targets, staged)
-
-
 class Learner:
     """A model of a family, as transformers hold it."""
 
-    def __init__(self, family: str, folder: Path) -> None:
+    def __init__(self, family: str, folder: Path, **sizes: int) -> None:
         self.folder = folder
-        self.model = build(family, folder)
+        self.model = build(family, folder, **sizes)
 
     @contextmanager
     def version(self, number: int) -> Iterator[StagedWeights]:
@@ -121,12 +99,12 @@ class Learner:
 def engine_of(config: Any, model: Any) -> Any:
     from vllm.config.weight_transfer import WeightTransferConfig
 
-    from weight_sync.vllm.plugin import NoInitInfo, StagedWeightsEngine
+    from weight_sync.vllm.plugin import StagedWeightsEngine, StagingInfo
 
     engine = StagedWeightsEngine(
         WeightTransferConfig(backend="headway"), config, torch.device("cpu"), model
     )
-    engine.init_transfer_engine(NoInitInfo())
+    engine.init_transfer_engine(StagingInfo())
     engine.memory = FakeDeviceMemory()
     return engine
 
@@ -176,6 +154,7 @@ def test_no_update_moves_a_weight_and_each_leaves_what_a_fresh_load_gives(family
     assert exchanged == (0 if "moe" in family else 3)
     assert engine.memory.copies == exchanged
     assert len(engine.memory.blocks) == (exchanged > 0)
+    assert engine.memory.chunks == 2 * (exchanged > 0)
 
 
 def test_an_adapter_moves_no_weight_and_loads_only_layers_that_it_changes(tmp_path) -> None:
@@ -212,3 +191,34 @@ def test_the_served_weights_change_by_nothing_but_the_copy(tmp_path) -> None:
     assert same(model.state_dict(), served)
     assert engine.exchange(1)
     assert not torch.equal(model.state_dict()["model.norm.weight"], served["model.norm.weight"])
+
+
+def test_an_update_takes_at_most_a_tenth_of_a_model_beside_the_staged_version(
+    tmp_path, monkeypatch
+) -> None:
+    """Of host memory: pages that the process touches from the second version on, at their peak."""
+    monkeypatch.setattr(device_memory, "CHUNK_BYTES", 2**20)
+    sizes = {"hidden_size": 512, "head_dim": 128, "intermediate_size": 2048}
+    learner = Learner("qwen2, biases and tied", tmp_path, num_hidden_layers=4, **sizes)
+    config, model = load(learner.folder)
+    engine = engine_of(config, model)
+    nbytes = sum(parameter.nbytes for parameter in model.parameters())
+    peaks = []
+    for number in range(4):
+        with learner.version(number) as held:
+            Path("/proc/self/clear_refs").write_text("5")
+            before = memory_of_process("VmRSS")
+            assert exchange(engine, held)
+            peaks.append((memory_of_process("VmHWM") - before) / nbytes)
+    print("peaks in models:", peaks)
+    assert nbytes > 40e6
+    assert max(peaks[1:]) <= 1.1
+    assert len(engine.memory.blocks) == 1
+    assert engine.memory.chunks == 2
+
+
+def memory_of_process(name: str) -> int:
+    """Return a figure of this process in bytes."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    [line] = [line for line in lines if line.startswith(f"{name}:")]
+    return 1024 * int(line.split()[1])

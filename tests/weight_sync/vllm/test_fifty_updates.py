@@ -94,7 +94,7 @@ class Fleet:
                     if task.done():
                         task.result()
                 await asyncio.sleep(0.01)
-        return digest
+        return digest.result(60)
 
     async def generate(self, engine, request: str, prompt, tokens: int):
         sampling = SamplingParameters(temperature=1.0, max_new_tokens=tokens)

