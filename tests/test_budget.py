@@ -16,7 +16,7 @@ BUDGET = {
     "weight_sync": 4295,
     "actors": 11689,
     "learner": 10259,
-    "deploy": 16903,
+    "deploy": 16894,
     "benchmarks": 7202,
     "examples": 208,
 }

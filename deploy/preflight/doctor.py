@@ -2,7 +2,6 @@
 
 import asyncio
 import os
-import resource
 import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -27,7 +26,12 @@ from deploy.preflight.gpu_checks import (
     python_headers,
     visible_cards,
 )
-from deploy.preflight.machine_checks import check_descriptors, check_runs_dir, file_system
+from deploy.preflight.machine_checks import (
+    check_descriptors,
+    check_runs_dir,
+    check_tasks,
+    file_system,
+)
 from headway.daemon_thread import run_in_daemon_thread
 from headway.errors import InputError
 from weight_sync.open_files import allow_open_files
@@ -35,10 +39,6 @@ from weight_sync.open_files import allow_open_files
 CHECK_SECONDS = 90.0
 """Deadline of each check; all are made at once."""
 HUB_SECONDS = 10.0
-THREADS = 2048
-"""Processes and threads that a user should be allowed; a quarter is too few."""
-LIMITS = (Path("/sys/fs/cgroup/pids.max"), Path("/sys/fs/cgroup/pids/pids.max"))
-"""Files with the limit of processes and threads of a container."""
 FULL_PERCENT = 95
 """Used part of a disk from which on Ray writes nothing to it."""
 STORE_PART, STORE_MOST = 0.3, 10e9
@@ -69,7 +69,7 @@ async def _examine(runs_dir: Path, *, hub: bool) -> dict[str, Finding]:
         "Python.h": partial(_if_used, python_headers, used=on_gpus),
         "/dev/shm": shared_memory,
         "open files": partial(open_files, config),
-        "processes": processes,
+        "processes": partial(processes, config),
         "ports": partial(ports, config),
         "runs folder": partial(runs_folder, config),
     }
@@ -166,19 +166,10 @@ def open_files(config: RunConfig) -> Finding:
     return Finding("ok", f"{allow_open_files()} for each process")
 
 
-def processes(limits: Sequence[Path] = LIMITS) -> Finding:
-    """Compare the limits of processes and threads, of this user and its container, with a run's."""
-    allowed = [path.read_text().strip() for path in limits if path.exists()]
-    numbers = [int(text) for text in allowed if text.isdigit()]
-    own = resource.getrlimit(resource.RLIMIT_NPROC)[0]
-    if os.getuid() and own != resource.RLIM_INFINITY:  # root has no limit of its own
-        numbers.append(own)
-    least = min(numbers, default=None)
-    found = "no limit" if least is None else f"at most {least} processes and threads"
-    if least is None or least >= THREADS:
-        return Finding("ok", found)
-    mend = f"ulimit -u {THREADS}" if least == own else f"docker run --pids-limit {THREADS}"
-    return Finding("failed" if least < THREADS / 4 else "warning", found, str(THREADS), mend)
+def processes(config: RunConfig) -> Finding:
+    """Compare the limits of processes and threads with a run's, as a run does."""
+    check_tasks(config)
+    return Finding("ok", "the limits leave enough for a run")
 
 
 def ports(config: RunConfig) -> Finding:

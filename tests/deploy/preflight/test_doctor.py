@@ -3,7 +3,6 @@
 import asyncio
 import json
 import os
-import resource
 import socket
 import threading
 from dataclasses import replace
@@ -211,22 +210,8 @@ def test_a_card_has_the_share_of_an_engine_free(free, share, status):
     assert doctor.free_memory(Card("0", "", 80 * GIB, free * GIB, ""), share).status == status
 
 
-def test_limits_and_disks_that_are_too_small_are_named(tmp_path, monkeypatch):
+def test_disks_that_are_too_small_are_named(tmp_path, monkeypatch):
     config = load_recipe("demo", [f"deploy.runs_dir={tmp_path}"])
-    monkeypatch.setattr(os, "getuid", lambda: 1000)
-    limit, missing = tmp_path / "pids.max", tmp_path / "none"
-    infinite = resource.RLIM_INFINITY
-    for text, own, status, mend in (
-        ("max", infinite, "ok", ""), ("9999", 9999, "ok", ""), ("max", 100, "failed", "ulimit"),
-        ("100", infinite, "failed", "docker"), ("100", 9999, "failed", "docker"),
-        ("max", 2047, "warning", "ulimit"), ("512", infinite, "warning", "docker"),
-    ):  # fmt: skip
-        limit.write_text(text + "\n")
-        monkeypatch.setattr(resource, "getrlimit", lambda _, own=own: (own, own))
-        finding = doctor.processes((limit, missing))
-        assert finding.status == status, text
-        assert finding.mend.startswith(mend)
-    monkeypatch.undo()
     monkeypatch.setattr("psutil.virtual_memory", lambda: SimpleNamespace(total=64 * GIB))
     for free, status in ((64 << 20, "warning"), (10 * 10**9, "ok")):
         usage = SimpleNamespace(free=free, total=1, percent=95.0 if status == "warning" else 94.9)

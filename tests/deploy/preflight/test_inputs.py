@@ -357,15 +357,6 @@ def test_code_of_the_recipe_that_never_answers_is_refused_with_its_line(tmp_path
         check_code(config)
 
 
-def test_a_run_that_does_not_fit_into_memory_is_refused_as_validate_does(tmp_path, tiny_model):
-    config = recipe(tmp_path, "deploy.node.memory_gib=0.5")
-    named = config.model.model_copy(update={"path": str(tiny_model), "tiny": None})
-    config = config.model_copy(update={"model": named})
-    make_warm_start(config, tiny_model)
-    with pytest.raises(InputError, match=r"the node has 0\.5 GiB of memory, and needs"):
-        load_inputs(config)
-
-
 def test_the_model_of_a_critic_is_looked_for_and_not_fetched(tmp_path, tiny_model, monkeypatch):
     monkeypatch.setattr("huggingface_hub.snapshot_download", None)
     described = {"organisation/name": {}}
