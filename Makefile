@@ -39,7 +39,8 @@ $(STAMP): $(LOCK) pyproject.toml
 	|| $(BIN)/pip install --quiet --no-deps --no-compile -r $(LOCK)
 	$(BIN)/pip install --quiet --no-deps --no-build-isolation --editable .
 	$(BIN)/python -W ignore -m compileall -qq -j 0 \
-		-x '/tests?/|/transformers/models/|/(anthropic|numba|openai)/' $(VENV)/lib || true
+		-x '/tests?/|/models/|/ray/(data|llm|rllib|train|tune)/|/(anthropic|fontTools|numba|openai|pip|pygments)/' \
+		$(VENV)/lib || true
 	touch $(STAMP)
 
 demo: setup  ## Train the demo: warm start, then reinforcement (SEED=0)

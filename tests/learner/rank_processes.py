@@ -1,5 +1,6 @@
 """Processes that are ranks of one group, for tests: what each does with the real engine."""
 
+import multiprocessing
 import shutil
 import tempfile
 from dataclasses import replace
@@ -25,6 +26,7 @@ from learner.ranks import rank as learner_rank
 from learner.ranks.spec import LearnerSpec
 from weight_sync.adapter import merged
 
+LIBRARIES = ["deepspeed", "learner.ranks.rank", "transformers.models.llama.modeling_llama"]
 STAGES = (0, 1, 2, 3)
 BUDGETS = (16, 40, 10_000)
 BATCHES = 4
@@ -66,7 +68,11 @@ def spawn(ranks, work, *args):
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "results.pt"
         arguments = (ranks, store.port, work, args, file)
-        torch.multiprocessing.spawn(_enter, arguments, nprocs=ranks)
+        # All ranks are forked from one process that has imported the libraries, and no more.
+        multiprocessing.get_context("forkserver").set_forkserver_preload(LIBRARIES)
+        torch.multiprocessing.start_processes(
+            _enter, arguments, nprocs=ranks, start_method="forkserver"
+        )
         return torch.load(file, weights_only=True)
 
 

@@ -224,7 +224,11 @@ def test_the_roofline_is_weights_once_a_step_and_keys_and_values_of_each_sequenc
 
 
 @pytest.mark.parametrize(
-    ("device", "size"), [("cpu", "tiny"), pytest.param("cuda", "0.5b", marks=pytest.mark.gpu)]
+    ("device", "size"),
+    [
+        pytest.param("cpu", "tiny", marks=pytest.mark.slow),
+        pytest.param("cuda", "0.5b", marks=pytest.mark.gpu),
+    ],
 )
 @pytest.mark.parametrize("part", ["graph", "transfers", "attention", "head", "ipc"])
 def test_what_a_part_measures_is_right(part, device, size):

@@ -28,7 +28,7 @@ SIZES = {
     "actors.max_concurrent_rollouts": 16, "actors.kv_cache_gib": 0.05,
     "learner.microbatch_tokens": 512, "learner.checkpoint_every": 2,
     "actors.reward": '["varied:score"]', "actors.enforce_eager": "true",
-    "learner.threads": 1, "deploy.metrics": "false",
+    "learner.threads": 1, "learner.compile": "false", "deploy.metrics": "false",
 }  # fmt: skip
 QWEN = {
     "hidden_size": 128, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4,
