@@ -177,7 +177,7 @@ async def test_callers_wait_for_a_broadcaster_that_is_restarted(ray_cluster) -> 
         assert (await waits).version == 3
         client.stop()
         with pytest.raises(BroadcasterDied):
-            await client.newest(-1, 5.0)
+            await client.newest(3, 30.0)  # which waits, and is not answered before the kill comes
 
 
 async def test_a_report_that_comes_twice_counts_once() -> None:
