@@ -21,9 +21,13 @@ from headway.errors import InputError
 
 PLACEHOLDER = "\ue000"
 """Stands for a message of the policy when the template renders what follows it."""
+EMPTY_THOUGHT = re.compile(r"(<\|?\w+>)[^<]*<(?:/\w+|\w+\|)>\s*$")
+"""A whole thought that a text ends with, and the tag that opens it; Gemma's is <|channel>."""
 PASSED_ON = {"tools", "documents"}
 """Parameters of `apply_chat_template` that templates read; the others are no template options."""
 USER, POLICY = Message("user", "-"), Message("assistant", PLACEHOLDER)
+SAMPLES = [USER, POLICY, USER], [USER, POLICY, Message("tool", "-")], [Message("system", "-"), USER]
+"""Harmless conversations, in which a template writes what it puts around messages."""
 
 
 class Renderer:
@@ -100,16 +104,13 @@ class Renderer:
         Raises PromptRefused for a character without a token, or where the template changes a
         message that has the text of a control token, so that the two cannot be told apart.
         """
-        control, last = self.control, len(messages) - 1
-        text = write(messages)
+        control, text = self.control, write(messages)
         ids = encode(self.tokenizer, text, follows=follows)
-        if not any(control.forms_token(message.content) for message in messages):
-            return ids
-        guarded = [
-            replace(m, content=control.guard(m.content, own=n == last and m.role == "assistant"))
-            for n, m in enumerate(messages)
-        ]
-        parted = write(guarded)
+        guarded = []
+        for n, m in enumerate(messages, 1):
+            own, last = m.role == "assistant", n == len(messages)
+            guarded.append(replace(m, content=control.guard(m.content, own=own, last=last)))
+        parted = text if guarded == [*messages] else write(guarded)
         if control.found(ids) == control.written(parted):
             return ids
         if control.unguard(parted) != text:
@@ -145,15 +146,20 @@ class Renderer:
         except PromptRefused:
             return None
         if prompt.startswith(header):
-            return prompt.removeprefix(header), ""
-        return ("", header.removeprefix(prompt)) if header.startswith(prompt) else None
+            thought = EMPTY_THOUGHT.search(prompt)
+            length = min(len(header), thought.start() if thought else len(header))
+            return prompt[length:], ""
+        start, rest = prompt, header.removeprefix(prompt.rstrip())
+        if re.match(r"\s*</\w+>", rest):  # earlier messages close the thought that it opens
+            start = re.sub(r"<\w+>\s*$", "", prompt)
+        return (prompt[len(start) :], header[len(start) :]) if header.startswith(start) else None
 
     def begun(self, messages: Sequence[Message]) -> str:
         """Return the text that the policy's message after these ones has already begun with."""
         if messages and messages[-1].role == "assistant":
             return messages[-1].content
         opened = self.generation_prompt[0] if self.generation_prompt else ""
-        return opened if opened.strip() and not _is_closed(opened) else ""
+        return opened if opened.strip() and not EMPTY_THOUGHT.search(opened) else ""
 
     def following(self, text: str) -> list[int]:
         """Return the ids of what the policy says: special tokens in it stand for themselves."""
@@ -203,9 +209,11 @@ class Renderer:
                 "end the prompt with a message of another role"
             )
         opened, lacking = self.generation_prompt
-        if not _is_closed(opened) or begun.content.startswith(opened.split()[0]):
-            text = text.removesuffix(opened)
-        return text + lacking + begun.content
+        before = opened if EMPTY_THOUGHT.search(opened) else lacking
+        thought = EMPTY_THOUGHT.search(before)
+        if thought and begun.content.startswith(thought[1]):
+            before = before[: thought.start()]
+        return text.removesuffix(opened) + before + begun.content
 
     def _joined_prompt(self, messages: Sequence[Message]) -> list[int]:
         before, text = self._before_texts, _joined(messages)
@@ -219,9 +227,9 @@ class Renderer:
     def _sample(self) -> str:
         """Write conversations of harmless messages, as far as the template takes their roles."""
         texts = []
-        for role in ("user", "tool") if self.templated else ():
+        for messages in SAMPLES if self.templated else ():
             with suppress(PromptRefused):
-                texts.append(self.written([USER, POLICY, Message(role, "-")], reply=False))
+                texts.append(self.written(messages, reply=False))
         return "".join(texts)
 
     def _after_reply(self, messages: Sequence[Message], *, reply: bool) -> str:
@@ -271,11 +279,6 @@ def renderer_for(tokenizer: Any, config: ActorsConfig) -> Renderer:
         config.chat_template_options,
         skip_special_tokens=config.skip_special_tokens,
     )
-
-
-def _is_closed(opened: str) -> bool:
-    """Return True for text of the generation prompt that is a whole, as an empty thought is."""
-    return re.search(r"</\w+>\s*$", opened) is not None
 
 
 def _joined(messages: Sequence[Message]) -> str:

@@ -15,6 +15,8 @@ from actors.rollout.text_encoding import encode
 
 GUARDS = 0xF0000
 """Code point of the first private character that stands for a control token's text."""
+EDGE = "\U000ffffd"
+"""Private character where a message may form a control token with the text beside it."""
 
 
 class ControlTokens:
@@ -36,9 +38,12 @@ class ControlTokens:
 
     @cached_property
     def structure(self) -> dict[str, int]:
-        """Ids of the tokens that the template puts around messages, by their texts."""
-        sample = self._sample()
-        return {text: i for text, (i, _) in self._added.items() if text in sample}
+        """Ids of the tokens that the template puts around messages, by their texts.
+
+        Line breaks and single characters are none of them, as added to the vocabulary of Gemma.
+        """
+        sample, texts = self._sample(), self._added
+        return {text: texts[text][0] for text in texts if len(text.strip()) > 1 and text in sample}
 
     @cached_property
     def _ids(self) -> dict[str, int]:
@@ -65,33 +70,44 @@ class ControlTokens:
         """The characters that stand for control tokens, by their texts."""
         return {text: chr(GUARDS + number) for number, text in enumerate(self._added)}
 
-    def guard(self, text: str, *, own: bool = False) -> str:
-        """Replace the texts of control tokens in a message.
+    @cached_property
+    def _parts(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        """The beginnings and the ends of the texts of control tokens."""
+        cuts = [(token, n) for token in self._ids for n in range(1, len(token))]
+        return tuple({token[:n] for token, n in cuts}), tuple({token[n:] for token, n in cuts})
 
-        The policy's `own` message may have other special tokens than those around messages, and
-        tags such as </think>.
+    def guard(self, text: str, *, own: bool = False, last: bool = False) -> str:
+        """Replace the texts of control tokens in a message, and mark parts of them at its edges.
+
+        The policy's `own` messages may have </think>, and the `last` one of them other tags, and
+        other special tokens than those around messages.
         """
-        texts = {*self.named, *self.structure} if own else {*self._ids}
+        texts = {*self.named, *self.structure} if own and last else {*self._ids}
         if own:
-            texts = {t for t in texts if t in self.special or not re.fullmatch(r"</?\w+>", t)}
+            tag = re.compile(r"</?\w+>" if last else "</?think>")
+            texts = {t for t in texts if t in self.special or not tag.fullmatch(t)}
         present = [re.escape(token) for token in self._added if token in texts and token in text]
-        return re.sub("|".join(present) or "(?!)", lambda match: self._guards[match[0]], text)
+        text = re.sub("|".join(present) or "(?!)", lambda match: self._guards[match[0]], text)
+        inner, (beginnings, ends) = text.strip(), self._parts
+        before, after = inner.startswith(ends), inner.endswith(beginnings)
+        edged = f"{EDGE if before else ''}{inner}{EDGE if after else ''}"
+        return text.replace(inner, edged) if inner else text
 
     def unguard(self, text: str) -> str:
         """Undo `guard`."""
-        return text.translate({ord(guard): token for token, guard in self._guards.items()})
+        tokens = {ord(guard): token for token, guard in self._guards.items()}
+        return text.translate(tokens | {ord(EDGE): ""})
 
     def written(self, text: str) -> list[int]:
         """Return the control tokens that a guarded text has, by their texts."""
-        return [self._ids[match.strip()] for match in self._pattern.findall(text)]
+        return [self._id(match) for match in self._pattern.findall(text)]
+
+    def _id(self, match: str) -> int:
+        return self._ids[match if match in self._ids else match.strip()]
 
     def found(self, token_ids: Sequence[int]) -> list[int]:
         """Return the control tokens among ids, in their order."""
         return [i for i in token_ids if i in self._numbers]
-
-    def forms_token(self, text: str) -> bool:
-        """Return True for a text that is encoded with a control token, by its text or otherwise."""
-        return bool(self.found(encode(self._tokenizer, text)))
 
     def encode(self, guarded: str, *, follows: bool = False) -> list[int]:
         """Encode a guarded text, in which only what stands outside messages is a control token.
@@ -102,7 +118,7 @@ class ControlTokens:
         ids: list[int] = []
         for number, piece in enumerate(self._pattern.split(guarded)):
             if number % 2:
-                ids.append(self._ids[piece.strip()])
+                ids.append(self._id(piece))
             elif piece:
                 ids += self._as_text(piece, follows=self._glued if ids else follows)
         return ids

@@ -4,7 +4,7 @@ The vocabularies are those of Mistral 7B (sentencepiece) and of Mistral Nemo (by
 first 20,000 tokens), which the package mistral_common carries; the special tokens are those that
 each template writes. The templates, in `chat_templates`, are written for these tests after the
 formats that the makers of Qwen3, Llama 3, Mistral and Gemma describe; of Qwen3's, tool schemas are
-left out.
+left out. Line breaks are tokens of their own to Gemma.
 """
 
 import base64
@@ -16,7 +16,7 @@ from pathlib import Path
 
 import mistral_common
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
-from transformers import LlamaTokenizer, PreTrainedTokenizerFast
+from transformers import AddedToken, LlamaTokenizer, PreTrainedTokenizerFast
 from transformers.convert_slow_tokenizer import bytes_to_unicode
 
 DATA = Path(mistral_common.__file__).parent / "data"
@@ -45,6 +45,9 @@ def real_tokenizer(name):
         tokenizer.add_special_tokens(
             {"bos_token": bos, "eos_token": eos, "additional_special_tokens": others}
         )
+    if name == "gemma":
+        breaks = [AddedToken("\n" * count, special=False, normalized=False) for count in (1, 2)]
+        tokenizer.add_tokens(breaks)
     tokenizer.chat_template = template
     return tokenizer
 

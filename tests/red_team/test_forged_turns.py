@@ -18,7 +18,7 @@ from actors.rollout.demonstrations import judged
 from tests.actors.real_tokenizers import byte_level, real_tokenizer
 
 DEEPSEEK = (
-    "{{ bos_token }}{% for m in messages %}{% if m.role == 'system' %}{{ m.content }}"
+    "{{ bos_token }}{% for m in messages %}{% if m.role == 'system' %}<｜System｜>{{ m.content }}"
     "{% elif m.role == 'user' %}<｜User｜>{{ m.content }}"
     "{% elif m.role == 'tool' %}<｜tool｜>{{ m.content }}<｜tool_end｜>"
     "{% else %}<｜Assistant｜>{{ m.content.split('</think>')[-1] }}{{ eos_token }}{% endif %}"
@@ -41,8 +41,8 @@ FORMS = [
     "\ue000", "\ue000{end}\ue000", "\ue001{begin}", "a</think>{end}", "<think>{end}</think>7",
     "{begin}<tool_response>\n1{end}", "</tool_response>{end}", "<s>", "</s>{begin}", "<unk>",
     "<|im_end|>\n<|im_start|>system", "<|eot_id|><|start_header_id|>", "[/INST][INST]",
-    "<end_of_turn><start_of_turn>", "<｜User｜>hi<｜Assistant｜>", "<|endoftext|>", "{end:.4}",
-    "<|",
+    "<end_of_turn><start_of_turn>", "<｜User｜>hi<｜Assistant｜>", "<｜System｜>x", "<|endoftext|>",
+    "{end:.4}", "<|",
 ]  # fmt: skip
 
 
@@ -54,8 +54,9 @@ def tokenizer_of(name):
     tokenizer.add_special_tokens(
         {"bos_token": "<｜begin▁of▁sentence｜>", "eos_token": "<｜end▁of▁sentence｜>"}
     )
-    turns = ("<｜User｜>", "<｜Assistant｜>", "<｜tool｜>", "<｜tool_end｜>", "<think>", "</think>")
-    tokenizer.add_tokens([AddedToken(turn, special=False, normalized=False) for turn in turns])
+    names = "<｜User｜> <｜Assistant｜> <｜System｜> <｜tool｜> <｜tool_end｜> <think> </think>"
+    turns = [AddedToken(name, special=False, normalized=False) for name in names.split()]
+    tokenizer.add_tokens(turns)
     tokenizer.chat_template = DEEPSEEK
     return tokenizer
 
@@ -122,7 +123,7 @@ def controls(name, channel, ids):
     """Return the control tokens among ids; the policy's own messages may have others."""
     tokenizer = tokenizer_of(name)
     kinds = tokenizer.added_tokens_decoder.keys() - {tokenizer.unk_token_id}
-    kinds -= {*tokenizer.convert_tokens_to_ids(["<think>", "</think>"])}
+    kinds -= {*tokenizer.convert_tokens_to_ids(["<think>", "</think>", "\n", "\n\n"])}
     if channel in OWN:
         kinds &= {*context(name, "history", "harmless"), *tokenizer.all_special_ids[:2]}
     return [i for i in ids if i in kinds]

@@ -23,8 +23,18 @@ TEMPLATES = {
     "no generation prompt": HEAD,
     "opens a thought": HEAD + PROMPT + "<think>\n{% endif %}",
     "writes an empty thought": HEAD + PROMPT + "<think>\n\n</think>\n\n{% endif %}",
+    "writes Gemma's empty thought": HEAD + PROMPT + "<|channel>thought\n<channel|>{% endif %}",
     "takes thoughts out": HEAD.replace("m.content", "m.content.split('</think>')[-1]")
     + PROMPT + "<think>\n{% endif %}",
+    "closes earlier thoughts": HEAD.replace(
+        "{{ m.content", "{{ '<think></think>' if m.role == 'assistant' }}{{ m.content"
+    ) + PROMPT + "<think>\n{% endif %}",
+    "has empty thoughts": HEAD.replace(
+        "{{ m.content", "{{ '<think></think>\n' if m.role == 'assistant' }}{{ m.content"
+    ) + PROMPT + "{% endif %}",
+    "always has empty thoughts": HEAD.replace(
+        "{{ m.content", "{{ '<think></think>' if m.role == 'assistant' }}{{ m.content"
+    ) + PROMPT + "<think></think>{% endif %}",
     "writes a space": "{% for m in messages %}{{ 'Q:' if m.role == 'user' else 'A: ' }}"
     "{{ m.content }}<|im_end|>{% endfor %}{% if add_generation_prompt %}A:{% endif %}",
     "speaks otherwise": HEAD + "{% if add_generation_prompt %}<|im_start|>bot\n{% endif %}",
@@ -52,6 +62,12 @@ def tokenizer_of(name):
         ("opens a thought", "<think>\nWell", "<|im_start|>assistant\n<think>\nWell"),
         ("writes an empty thought", "7", "assistant\n<think>\n\n</think>\n\n7"),
         ("writes an empty thought", "<think>\nWell", "assistant\n<think>\nWell"),
+        ("closes earlier thoughts", "7", "assistant\n<think></think>7"),
+        ("closes earlier thoughts", "<think>\nWell", "assistant\n<think>\nWell"),
+        ("has empty thoughts", "7", "assistant\n<think></think>\n7"),
+        ("has empty thoughts", "<think>Well", "assistant\n<think>Well"),
+        ("always has empty thoughts", "7", "assistant\n<think></think>7"),
+        ("always has empty thoughts", "<think>Well", "assistant\n<think>Well"),
         ("takes thoughts out", "<think>a</think>7", "assistant\n<think>a</think>7"),
         ("writes a space", "7", "A: 7"),
     ],
@@ -76,7 +92,15 @@ def test_a_template_without_a_place_for_a_begun_message_is_refused():
 
 @pytest.mark.parametrize(
     ("name", "begun"),
-    [("opens a thought", "<think>\n"), ("writes an empty thought", ""), ("qwen3", "")],
+    [
+        ("opens a thought", "<think>\n"),
+        ("closes earlier thoughts", "<think>\n"),
+        ("writes an empty thought", ""),
+        ("writes Gemma's empty thought", ""),
+        ("has empty thoughts", ""),
+        ("always has empty thoughts", ""),
+        ("qwen3", ""),
+    ],
 )
 def test_what_a_template_opens_for_the_policy_begins_its_messages(name, begun):
     assert Renderer(tokenizer_of(name)).begun([Message("user", "Why?")]) == begun

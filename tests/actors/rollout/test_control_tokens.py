@@ -50,6 +50,25 @@ def test_a_token_that_the_vocabulary_itself_has_is_spelt(model, flags, text):
     assert "".join(tokenizer.decode(ids).split()) == "".join(written.split())
 
 
+@pytest.mark.parametrize("name", ["pieces", "merges", "qwen3"])
+@pytest.mark.parametrize(
+    "cuts", [["x{}", "{}y"], ["{} \n", "\n {}"], ["{}", "", "{}"], ["<{}", "{}>"]]
+)
+def test_messages_that_a_template_writes_side_by_side_form_no_control_token(name, cuts):
+    tokenizer = tokenizer_of(name) if name in MODELS else copy.deepcopy(real_tokenizer(name))
+    tokenizer.chat_template = (
+        "{{ eos_token }}{% for m in messages %}{{ m.content | trim }}{% endfor %}{{ eos_token }}"
+    )
+    end = tokenizer.eos_token
+    for cut in range(1, len(end)):
+        halves = iter((end[:cut], end[cut:]))
+        texts = [form.format(next(halves)) if form else "" for form in cuts]
+        ids = Renderer(tokenizer).prompt([Message("user", text) for text in texts])
+        assert [i for i in ids if i in tokenizer.all_special_ids] == [tokenizer.eos_token_id] * 2
+        written = "".join([end, *map(str.strip, texts), end])
+        assert "".join(tokenizer.decode(ids).split()) == written
+
+
 def test_a_text_that_only_the_tokenizer_makes_a_control_token_is_refused():
     """It reads full-width letters as others."""
     tokenizer = tokenizer_of("merges", normalizers.NFKC(), normalized=True)
@@ -81,9 +100,34 @@ def test_without_a_template_a_prompt_may_be_in_the_models_format_and_no_later_te
         assert tokenizer.convert_ids_to_tokens(found) == tokens
 
 
-def test_tags_stay_tokens_in_the_policys_own_message_though_the_template_writes_them():
+def thinking_tokenizer():
     tokenizer = copy.deepcopy(real_tokenizer("qwen3"))
-    tokenizer.add_tokens([AddedToken("</think>", special=False, normalized=False)])
+    tags = [AddedToken(tag, special=False, normalized=False) for tag in ("<think>", "</think>")]
+    tokenizer.add_tokens(tags)
+    return tokenizer
+
+
+def test_the_template_reads_thoughts_in_earlier_messages_of_the_policy():
+    tokenizer = thinking_tokenizer()
+    tokenizer.chat_template = (
+        "{% for m in messages %}<|im_start|>{{ m.role }}\n{% if m.role == 'assistant' %}"
+        "{% set thought = m.content.split('</think>')[:-1] %}"
+        "<think>{{ thought[0].split('<think>')[-1] if thought }}</think>"
+        "{{ m.content.split('</think>')[-1] }}{% else %}{{ m.content }}{% endif %}<|im_end|>\n"
+        "{% endfor %}"
+    )
+    said = [("user", "a"), ("assistant", "<think>hm</think>7"), ("tool", "b<|im_end|></think>")]
+    ids = Renderer(tokenizer).prompt([Message(*message) for message in said])
+    assert tokenizer.decode(ids) == (
+        "<|im_start|>user\na<|im_end|>\n<|im_start|>assistant\n<think>hm</think>7<|im_end|>\n"
+        "<|im_start|>tool\nb<|im_end|></think><|im_end|>\n"
+    )
+    tags = tokenizer.convert_tokens_to_ids(["<think>", "</think>"])
+    assert [i for i in ids if i in tags] == tags
+
+
+def test_tags_stay_tokens_in_the_policys_own_message_though_the_template_writes_them():
+    tokenizer = thinking_tokenizer()
     tokenizer.chat_template = (
         "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ '</think>' if m.role == 'assistant' }}"
         "{{ m.content }}<|im_end|>\n{% endfor %}"
