@@ -6,10 +6,11 @@ from collections.abc import Iterable
 from actors.config import ActorsConfig
 from actors.engines.model_folder import context_length, end_ids, load_tokenizer, vocabulary_size
 from actors.environments.load_environment import shipped_opening
+from actors.environments.tools import ToolOptions
 from actors.errors import PromptRefused
 from actors.rollout.chat_rendering import renderer_for
 from actors.rollout.stops import load_stops
-from actors.rollout.template_notes import end_notes, marker_notes, prompt_notes
+from actors.rollout.template_notes import check_replies, end_notes, marker_notes, prompt_notes
 from headway.errors import InputError
 from queues.records import Prompt
 
@@ -20,7 +21,8 @@ def check_fit(model_path: str, config: ActorsConfig, prompts: Iterable[Prompt]) 
     """Load the tokenizer and render prompts with it, where a shipped environment begins with them.
 
     Raises InputError for a tokenizer that is missing or does not fit the model, a stop or an option
-    of the chat template that it lacks, and a prompt that is too long or has an unknown character.
+    of the chat template that it lacks, a prompt that is too long or has an unknown character, and
+    a chat template that does not write replies of tools.
     Warns of what the chat template leaves out, and of markers that are never seen.
     """
     tokenizer = load_tokenizer(model_path)
@@ -54,6 +56,8 @@ def check_fit(model_path: str, config: ActorsConfig, prompts: Iterable[Prompt]) 
                 f"prompt {prompt.prompt_id!r} has {length} tokens, must have from 1 to "
                 f"{context - 1}, one less than {limit}"
             )
+    if config.environment == "tools":
+        check_replies(renderer, ToolOptions(**config.environment_options).reply_role)
     ends = end_ids(model_path, tokenizer)
     for note in (*prompt_notes(renderer), *end_notes(renderer, stops, ends)):
         LOG.warning("the chat template of %s %s", model_path, note)

@@ -7,12 +7,12 @@ from actors.config import ActorsConfig
 from actors.environments.protocol import Message
 from actors.environments.tools import ToolOptions
 from actors.errors import PromptRefused
-from actors.rollout.chat_rendering import Renderer
+from actors.rollout.chat_rendering import POLICY, Renderer
 from actors.rollout.stops import Stops
 from actors.rollout.text_encoding import encode
 from headway.errors import InputError
 
-SYSTEM, QUESTION = Message("system", "\ue001"), Message("user", "\ue002")
+SYSTEM, QUESTION, REPLY = Message("system", "\ue001"), Message("user", "\ue002"), "\ue003"
 
 
 def prompt_notes(renderer: Renderer) -> Iterator[str]:
@@ -34,6 +34,20 @@ def prompt_notes(renderer: Renderer) -> Iterator[str]:
             yield f"has no generation prompt: the policy's messages begin without {lacking!r}"
         if SYSTEM.content not in renderer.written([SYSTEM, QUESTION], reply=False):
             yield "drops the system message: the policy does not see it"
+
+
+def check_replies(renderer: Renderer, role: str) -> None:
+    """Raise InputError unless the chat template writes replies of tools, messages of a role."""
+    if not renderer.templated:
+        return
+    try:
+        text = renderer.written([QUESTION, POLICY, Message(role, REPLY)], reply=False)
+        problem = "" if REPLY in text else f"the chat template drops messages of the role {role!r}"
+    except PromptRefused as error:
+        problem = str(error)
+    if problem:
+        other = "user" if role == "tool" else "tool"
+        raise InputError(f'{problem}; set actors.environment_options.reply_role = "{other}"')
 
 
 def end_notes(renderer: Renderer, stops: Stops, end_ids: Collection[int]) -> Iterator[str]:

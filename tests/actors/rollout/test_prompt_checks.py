@@ -1,6 +1,7 @@
 """Notes before a run, on what a chat template leaves out and on markers that are never seen."""
 
 import copy
+import re
 
 import pytest
 from real_tokenizers import real_tokenizer
@@ -17,6 +18,7 @@ TURN = "<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n"
 EACH = "{% for m in messages %}" + TURN + "{% endfor %}"
 PROMPT = "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 NO_SYSTEM = EACH.replace(TURN, "{% if m.role != 'system' %}" + TURN + "{% endif %}") + PROMPT
+NO_TOOL = NO_SYSTEM.replace("system", "tool")
 CLOSED = EACH + PROMPT.replace("assistant\n", "assistant\n<think>\n\n</think>\n\n")
 ASKED = [Message("user", "Why?")]
 TOOLS = {"environment": "tools"}
@@ -89,6 +91,7 @@ def test_a_turn_end_that_is_no_end_of_sequence_token_is_said(tmp_path, caplog, s
          ["'</tool_call>' is never seen: messages end before the stop '</tool_call>'; set "
           "actors.include_stop = true"]),
         (TOOLS | {"stop": ["</tool_call>"], "include_stop": True}, []),
+        (TOOLS | {"template": NO_TOOL, "environment_options": {"reply_role": "user"}}, []),
         (TAGS | {"template": CLOSED},
          [f"'{tag}' is written by the chat template, and is not in the policy's text"
           for tag in ("<think>", "</think>")]),
@@ -98,6 +101,18 @@ def test_a_marker_that_is_never_seen_is_said(tmp_path, caplog, settings, notes):
     assert said(tmp_path, caplog, **settings) == [f"the marker {note}" for note in notes]
 
 
-def test_a_chat_template_that_drops_the_text_of_messages_is_refused(tmp_path, caplog):
-    with pytest.raises(InputError, match="drops the text of messages"):
-        said(tmp_path, caplog, template=EACH.replace("m.content", "m.content[0].text"))
+@pytest.mark.parametrize(
+    ("template", "settings", "problem"),
+    [
+        (EACH.replace("m.content", "m.content[0].text"), {}, "drops the text of messages"),
+        (NO_TOOL, TOOLS,
+         "drops messages of the role 'tool'; set actors.environment_options.reply_role = \"user\""),
+        (EACH.replace("{{ m", "{{ raise_exception('no') if m.role == 'tool' }}{{ m", 1),
+         TOOLS, 'tool: no; set actors.environment_options.reply_role = "user"'),
+    ],
+)  # fmt: skip
+def test_a_chat_template_that_drops_or_refuses_what_the_policy_needs_is_refused(
+    tmp_path, caplog, template, settings, problem
+):
+    with pytest.raises(InputError, match=re.escape(problem)):
+        said(tmp_path, caplog, template=template, **settings)
