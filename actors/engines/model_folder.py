@@ -96,7 +96,7 @@ def configuration(model_path: str) -> Any:
 
 
 def load_tokenizer(model_path: str) -> Any:
-    """Load a tokenizer; raise InputError if that fails or it has no end-of-sequence token."""
+    """Load a tokenizer; raise InputError if that fails, without eos, or if white space is lost."""
     from transformers import AutoTokenizer
 
     folder = Path(model_path)
@@ -105,13 +105,20 @@ def load_tokenizer(model_path: str) -> Any:
             f"model {model_path!r} has no tokenizer: none of {', '.join(TOKENIZER_FILES)} is there"
         )
     try:
-        tokenizer = AutoTokenizer.from_pretrained(model_path)
+        # that of Mistral's own format has no chat template, and tells no special tokens
+        tokenizer = AutoTokenizer.from_pretrained(model_path, mistral_format=False)
     except Exception as error:  # broken files raise whatever their reader raises
         raise InputError(f"model {model_path!r} has no tokenizer: {first_line(error)}") from error
     if tokenizer.eos_token_id is None:
         raise InputError(
             f"the tokenizer of {model_path!r} has no end-of-sequence token, so no rollout could "
             "end; name its eos_token in tokenizer_config.json"
+        )
+    lossy = tokenizer.decode(tokenizer.encode("a b", add_special_tokens=False)) == "ab"
+    if lossy and "Ġ" in tokenizer.get_vocab():
+        raise InputError(
+            f"the tokenizer of {model_path!r} loses white space as {type(tokenizer).__name__}; "
+            'write "tokenizer_class": "PreTrainedTokenizerFast" into its tokenizer_config.json'
         )
     return tokenizer
 

@@ -64,7 +64,7 @@ def load_tokenizer(path: str) -> Any:
     from transformers import AutoTokenizer
 
     try:
-        tokenizer = AutoTokenizer.from_pretrained(path)
+        tokenizer = AutoTokenizer.from_pretrained(path, mistral_format=False)
     except (OSError, ValueError, KeyError) as error:
         raise InputError(f"no tokenizer can be loaded from {path!r}: {error}") from error
     if tokenizer.eos_token_id is None:

@@ -1,15 +1,19 @@
 """Notes before a run, on what a chat template leaves out and on markers that are never seen."""
 
 import copy
+import json
 import re
+import shutil
 
 import pytest
-from real_tokenizers import real_tokenizer
-from transformers import Qwen3Config
+from real_tokenizers import DATA, real_tokenizer
+from transformers import LlamaConfig, MistralConfig, Qwen3Config
 
 from actors.config import ActorsConfig
+from actors.engines.model_folder import load_tokenizer
 from actors.environments.protocol import Message
 from actors.environments.single_turn import conversation
+from actors.rollout.chat_rendering import Renderer
 from actors.rollout.prompt_checks import check_fit
 from headway.errors import InputError
 from queues.records import Prompt
@@ -116,3 +120,21 @@ def test_a_chat_template_that_drops_or_refuses_what_the_policy_needs_is_refused(
 ):
     with pytest.raises(InputError, match=re.escape(problem)):
         said(tmp_path, caplog, template=template, **settings)
+
+
+def test_a_tokenizer_is_read_though_one_in_mistrals_own_format_is_beside_it(tmp_path):
+    tokenizer = real_tokenizer("qwen3")
+    tokenizer.save_pretrained(tmp_path)
+    MistralConfig(eos_token_id=tokenizer.eos_token_id).save_pretrained(tmp_path)
+    shutil.copy(DATA / "tekken_240718.json", tmp_path / "tekken.json")
+    assert Renderer(load_tokenizer(str(tmp_path))).turn_end() == "<|im_end|>\n"
+
+
+def test_a_tokenizer_that_loses_white_space_is_refused(tmp_path):
+    real_tokenizer("qwen3").save_pretrained(tmp_path)
+    file = tmp_path / "tokenizer_config.json"
+    settings = json.loads(file.read_text()) | {"tokenizer_class": "LlamaTokenizer"}
+    file.write_text(json.dumps(settings))
+    LlamaConfig().save_pretrained(tmp_path)
+    with pytest.raises(InputError, match="loses white space as LlamaTokenizer"):
+        load_tokenizer(str(tmp_path))
