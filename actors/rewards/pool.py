@@ -5,7 +5,7 @@
     verify ────────────────────▶ waits for a slot ──▶ `verifier_main`, which forks a child for it
 
 A call past its deadline ends with its process, which is replaced. If the process that coroutines
-share blocks or dies, all of them are called again, each in a process to itself. A call that takes
+share blocks or dies, all that wait are called again, each in a process to itself. A call that takes
 longer than `SLOW_SECONDS` gives its slot to the next one, until `MOST` times the usual number of
 processes run.
 
@@ -42,7 +42,7 @@ MOST = 8
 LOAD_SECONDS = 60.0
 """Deadline of a process to start and to import a reward, apart from that of its calls."""
 GRACE_SECONDS = 1.0
-"""Time for a process to confirm that a coroutine was cancelled."""
+"""Time for the process that coroutines share to say that one was late."""
 PAUSES = (0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 30.0)
 """Seconds before a call is repeated whose process was killed from outside."""
 SHARED = 256
@@ -107,7 +107,7 @@ class RewardPool:
         ended its process, was killed again and again, or no process could be started for it;
         ServiceAway as `outage` decides.
         """
-        message = {"call": reward, "arguments": list(arguments)}
+        message = {"call": reward, "arguments": list(arguments), "seconds": timeout}
         work = self._in_shared if coroutine else self._alone
         return await self._finish(work, message, timeout)
 
@@ -219,11 +219,9 @@ class RewardPool:
                 process = self._shared = self._start()
             try:
                 await self._load(process, message["call"])
-                answer = await process.ask(message, timeout, grace=GRACE_SECONDS)
-                if answer.get("memory"):
+                answer = await process.ask(message, timeout + GRACE_SECONDS)
+                if answer.get("memory") or answer.get("again"):
                     raise Unanswered  # the cause may be another call
-            except TimeoutError:
-                raise RewardFailed(f"took longer than {timeout:g} s") from None
             except (Unanswered, ProcessEnded):
                 self._drop(process)
             else:

@@ -136,12 +136,10 @@ class RewardProcess:
         """Number of messages without an answer."""
         return len(self._pending)
 
-    async def ask(self, message: dict[str, Any], timeout: float, *, grace: float = 0) -> Any:
+    async def ask(self, message: dict[str, Any], timeout: float) -> Any:
         """Send a message to the process and return the answer.
 
-        With `grace` above 0 the call is cancelled at its deadline, `timeout` seconds, and has that
-        time to confirm it. Raises ProcessEnded; past the deadline TimeoutError if the process is
-        responsive, and Unanswered if this call or another blocks it.
+        Raises ProcessEnded, and Unanswered past `timeout` seconds.
         """
         number = next(self._numbers)
         future: asyncio.Future[dict[str, Any]] = asyncio.get_running_loop().create_future()
@@ -151,16 +149,12 @@ class RewardProcess:
             raise _ending(self._popen, self.kills)
         try:
             self._send({**message, "id": number})
-            done, _ = await asyncio.wait([future], timeout=timeout)
-            if not done and grace:
-                self._send({"cancel": number})
-                if (await asyncio.wait([future], timeout=grace))[0]:
-                    raise TimeoutError
-            if not future.done():
+            if not (await asyncio.wait([future], timeout=timeout))[0]:
                 raise Unanswered
             answer = future.result()
         finally:
             self._pending.pop(number, None)
+            future.cancel()  # nobody waits for its exception
         self.resident = answer["resident"]
         return answer
 

@@ -13,6 +13,7 @@ import inspect
 import os
 import resource
 import signal
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
@@ -25,6 +26,7 @@ from headway.user_code import is_coroutine
 
 SIGNALLED = 128
 """Added to the number of the signal that ended the server, in the exit code of init."""
+PARTS_OF_LIMIT = 10
 NAMESPACES = linux.CLONE_NEWNS | linux.CLONE_NEWPID
 
 
@@ -37,9 +39,23 @@ class RewardServer(Server):
         self._own_loop = asyncio.new_event_loop()
 
     async def call(self, message: dict[str, Any]) -> dict[str, Any]:
-        """Return the parts of the score of a coroutine function."""
-        name, options = message["call"]
-        return {"parts": parts_of(name, await self.load(name, options)(*message["arguments"]))}
+        """Return the parts of the score of a coroutine function within its limit.
+
+        `again` is true where others that block this process may have cost it its time.
+        """
+        (name, options), seconds = message["call"], message["seconds"]
+        late = {"error": f"took longer than {seconds:g} s"}
+        reward, began = self.load(name, options), time.monotonic()
+        end = asyncio.create_task(cancel_after(seconds, asyncio.current_task()))
+        try:
+            parts = parts_of(name, await reward(*message["arguments"]))
+        except asyncio.CancelledError:
+            if end.done():
+                return late
+            raise
+        finally:
+            end.cancel()
+        return {**late, "again": True} if time.monotonic() - began > seconds else {"parts": parts}
 
     def plain(self, message: dict[str, Any]) -> Callable[[], dict[str, Any]] | None:
         """Return what calls a plain function; None for a coroutine function."""
@@ -68,6 +84,14 @@ class RewardServer(Server):
             signal.setitimer(signal.ITIMER_REAL, 0)
             os.fchdir(folder)
             os.close(folder)
+
+
+async def cancel_after(seconds: float, task: asyncio.Task[Any] | None) -> None:
+    """Cancel a task after some time, of which a block of the event loop takes one part at most."""
+    for _ in range(PARTS_OF_LIMIT):
+        await asyncio.sleep(seconds / PARTS_OF_LIMIT)
+    if task is not None:
+        task.cancel()
 
 
 def enter_namespace() -> None:

@@ -3,9 +3,8 @@
     python -m actors.rewards.PROGRAM MEMORY_BYTES PARENT_PID CORES [ARGUMENT]
 
 Messages are JSON objects, one a line, in both directions. `{"load": [name, options]}` loads a
-reward, `{"call": [name, options], "arguments": [...]}` calls it, `{"cancel": id}` ends a call that
-waits; each of the first two has an `id`, and one answer with it. What is printed goes to the
-standard error.
+reward, `{"call": [name, options], "arguments": [...], "seconds": limit}` calls it; both have an
+`id`, and one answer with it. What is printed goes to the standard error.
 """
 
 import asyncio
@@ -42,7 +41,7 @@ class Server(ABC):
         self.rewards: dict[str, RewardFunction] = {}
         """By `json.dumps([name, options])`."""
         self._loop = asyncio.new_event_loop()
-        self._running: dict[int, asyncio.Task[None]] = {}
+        self._running: set[asyncio.Task[None]] = set()
 
     @abstractmethod
     async def call(self, message: dict[str, Any]) -> dict[str, Any]:
@@ -79,15 +78,11 @@ class Server(ABC):
         """Start calls that wait until a message comes whose work does not; None at their end."""
         async for line in reader:
             message = json.loads(line)
-            if "cancel" in message:
-                if (task := self._running.get(message["cancel"])) is not None:
-                    task.cancel()
-            elif "load" in message:
+            if "load" in message:
                 return message["id"], partial(self._load, message["load"])
-            elif (work := self.plain(message)) is not None:
+            if (work := self.plain(message)) is not None:
                 return message["id"], work
-            else:
-                self._start(message["id"], message)
+            self._start(message["id"], message)
         return None
 
     def _load(self, reward: tuple[str, dict[str, Any]]) -> dict[str, Any]:
@@ -95,14 +90,13 @@ class Server(ABC):
         return {}
 
     def _start(self, number: int, message: dict[str, Any]) -> None:
-        task = self._running[number] = self._loop.create_task(self._wait(number, message))
-        task.add_done_callback(lambda _: self._running.pop(number))
+        task = self._loop.create_task(self._wait(number, message))
+        self._running.add(task)
+        task.add_done_callback(self._running.discard)
 
     async def _wait(self, number: int, message: dict[str, Any]) -> None:
         try:
             answer = await self.call(message)
-        except asyncio.CancelledError:
-            answer = {"error": "was cancelled"}
         except BaseException as error:  # noqa: BLE001
             answer = self._failure(error)
         self._answer(number, answer)

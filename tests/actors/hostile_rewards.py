@@ -44,6 +44,14 @@ async def blocks(prompt, completion, answer, metadata):
     return 1.0
 
 
+async def blocks_a_while(prompt, completion, answer, metadata):
+    """Block the event loop past its limit of 2 s, if the completion asks for it."""
+    await asyncio.sleep(0)
+    if completion == "block":
+        time.sleep(2.6)  # noqa: ASYNC251
+    return 1.0
+
+
 async def stops(prompt, completion, answer, metadata):
     """Stop its process as SIGSTOP from outside does, if the completion asks for it."""
     await asyncio.sleep(0)
