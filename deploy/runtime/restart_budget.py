@@ -15,12 +15,17 @@ PASSING = re.compile(
     r"\bthe (?:actor|worker|node) |\bkill|\bsignal|(?-i:\bSIG[A-Z]+\b)|unexpectedly|\bgone$|"
     r"preempt|\bdrain|memory|\bOOM|no space left|too many open files|temporar|unavailable|\bbusy|"
     r"\bin use\b|time[ds]?[ -]?out|deadline|within [\d.]+ ?s|connection|\bconnect\b|\breset\b|"
-    r"unreachable|failed core proc",
+    r"unreachable|no route|not connected|broken pipe|stale file|input/output error|"
+    r"too many requests|bad gateway|server error|failed core proc",
     re.IGNORECASE,
 )
 """Parts of errors that another start may not meet."""
-VARYING = re.compile(r"/tmp/\S+|\b(?:0x)?[\da-f]*\d[\da-f]*\b", re.IGNORECASE)
-"""Parts in which two errors of the same kind differ: numbers, addresses, ids, temporary paths."""
+LASTING = re.compile(
+    r"\b(?:Attribute|Import|(?:Module|Package)NotFound|Name|NotImplemented|Syntax|Type)Error:"
+)
+"""Types of errors that it will meet, whatever names they have in them."""
+VARYING = re.compile(r"\S*/\S+|\b(?:0x)?[\da-f]*\d[\da-f]*\b", re.IGNORECASE)
+"""Parts in which two errors of the same kind differ: numbers, addresses, ids, paths."""
 
 
 @dataclass(slots=True)
@@ -39,7 +44,8 @@ class RestartBudget:
 
         `failure` is the error of a process that had done no work.
         """
-        kind = None if not failure or PASSING.search(failure) else VARYING.sub("#", failure)
+        passes = not failure or (PASSING.search(failure) and not LASTING.search(failure))
+        kind = None if passes else VARYING.sub("#", failure)
         self.is_final, self.failure = kind is not None and kind == self.failure, kind
         if settled:
             self.in_a_row = 0
