@@ -13,6 +13,7 @@ import os
 import resource
 import signal
 import sys
+import traceback
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from contextlib import suppress
@@ -102,9 +103,9 @@ class Server(ABC):
         self._answer(number, answer)
 
     def _failure(self, error: BaseException) -> dict[str, Any]:
-        """Return the answer to a call that raised; a child that the reward forked raises it."""
+        """Return the answer to a call that raised; a child that the reward forked ends with it."""
         if os.getpid() != self._pid:
-            raise error
+            end_child(error)
         if isinstance(error, NoNumber):
             return {"error": str(error)}
         if isinstance(error, InputError):
@@ -151,6 +152,14 @@ def serve(
         os.dup2(2, 1)
         sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
         make_server(memory, out).run(messages)
+
+
+def end_child(error: BaseException) -> NoReturn:
+    """End a forked child at once by an error; its loop shares descriptors with its parent's."""
+    code = error.code if isinstance(error, SystemExit) else 1
+    if not isinstance(error, SystemExit):
+        traceback.print_exception(error)
+    os._exit(code if isinstance(code, int) else bool(code))
 
 
 def write_line(descriptor: int, value: dict[str, Any]) -> None:

@@ -56,6 +56,20 @@ def forks_and_returns(prompt, completion, answer, metadata):
     return float(bool(child))
 
 
+def forks_beside_a_loop(error):
+    async def reward(prompt, completion, answer, metadata):
+        child = os.fork()
+        if not child:
+            raise error
+        _, status = await asyncio.to_thread(os.waitpid, child, 0)
+        return float(os.waitstatus_to_exitcode(status) == getattr(error, "code", 1))
+
+    return reward
+
+
+raises_in_a_fork, leaves_a_fork = map(forks_beside_a_loop, (ValueError("no"), SystemExit(7)))
+
+
 def runs(prompt, completion, answer, metadata):
     return asyncio.run(one())
 

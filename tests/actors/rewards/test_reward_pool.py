@@ -39,7 +39,7 @@ def rewards(name, pool, *, timeout=20.0, **options):
     "names",
     [
         "forks spawns serves_forks executes manages executes_beside_a_loop",
-        "forks_and_leaves forks_and_returns",
+        "forks_and_leaves forks_and_returns raises_in_a_fork leaves_a_fork executes_beside_a_loop",
         "runs gets_a_loop_and_closes_it runs gets_a_loop_and_closes_it returns_a_task "
         "runs_programs",
         "is_in_the_main_thread times_itself_out leaves_an_alarm sleeps_in_its_folder "
