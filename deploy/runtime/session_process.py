@@ -221,8 +221,7 @@ class Parent:
                 self._pidfd = _open(pid)
             else:
                 signal.pthread_sigmask(signal.SIG_BLOCK, FORWARDED)
-                if self._interrupted:
-                    os._exit(Interrupted.exit_code)
+                self._exit_if_interrupted()
                 channel, theirs = _socket_pair()
                 if (child := os.fork()) == 0:
                     channel.close()
@@ -255,11 +254,7 @@ class Parent:
             if ended == -signal.SIGKILL or self._history.crashes:  # it did not take over
                 self._clear_away()
             os._exit(sent["code"])
-        if self._interrupted:
-            self._clear_away()
-            if self._is_resumed:
-                _print(f"stopped by the user{_hint(self._again)}")
-            os._exit(Interrupted.exit_code)
+        self._exit_if_interrupted()
         if was_stopped:
             return f"its process was stopped for {STOPPED_SECONDS:g} s"
         if "error" in sent:
@@ -267,6 +262,13 @@ class Parent:
         if ended is not None and ended >= 0 and not self._is_resumed:
             os._exit(ended)  # an error before the run began, whose traceback is printed
         return _described(ended)
+
+    def _exit_if_interrupted(self) -> None:
+        if self._interrupted:
+            self._clear_away()
+            if self._is_resumed:
+                _print(f"stopped by the user{_hint(self._again)}")
+            os._exit(Interrupted.exit_code)
 
     def _keep(self, sent: Message) -> None:
         """Keep what holds for the next session of that which one had sent."""

@@ -32,6 +32,8 @@ from deploy.runtime.signals import raise_interrupts
 folder = pathlib.Path(sys.argv[-1])
 session_process.STOPPED_SECONDS, session_process.EXIT_SECONDS = 0.6, 0.6
 session_process.SETTLED_SECONDS = float(os.environ.get("SETTLED_SECONDS", "600"))
+if "INTERRUPTED" in os.environ:  # between two sessions
+    session_process.History.next_wait = lambda *_, **__: os.kill(os.getpid(), signal.SIGINT) or 0.0
 raise_interrupts()
 session = session_process.begin_session(lambda run: (run / "cleared").touch())
 session.begin()
@@ -255,6 +257,13 @@ def test_a_session_that_crashes_after_an_interrupt_leaves_nothing_and_is_not_sta
     hint = f"headway: stopped by the user\ngo on with: headway resume {tmp_path}\n"
     assert command.end() == (130, hint if begins else "")
     assert (tmp_path / "cleared").exists() == begins
+
+
+def test_an_interrupt_between_two_sessions_leaves_nothing_and_says_how_to_go_on(tmp_path):
+    command = Command(tmp_path, [("goes on", LIMIT), ("dies",)], INTERRUPTED="1")
+    hint = f"headway: stopped by the user\ngo on with: headway resume {tmp_path}\n"
+    assert command.end() == (130, hint)
+    assert (tmp_path / "cleared").exists()
 
 
 def test_a_session_that_dies_too_often_without_progress_ends_the_run(tmp_path):
