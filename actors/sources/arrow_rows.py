@@ -48,6 +48,8 @@ def _plain(batch: pa.RecordBatch) -> list[Row]:
 
 def _value(value: Any, kind: pa.DataType) -> Any:
     """Return a value of `to_pylist` whose numbers are as they are written."""
+    if pa.types.is_dictionary(kind) or pa.types.is_run_end_encoded(kind):
+        kind = kind.value_type
     if isinstance(value, Decimal):
         return number_text(value)
     if isinstance(value, str) and isinstance(kind, pa.JsonType):

@@ -8,7 +8,7 @@ from decimal import Decimal
 import numpy as np
 import pyarrow as pa
 import pytest
-from pyarrow import parquet
+from pyarrow import feather, parquet
 from row_files import write_rows
 
 from actors.environments.single_turn import opening
@@ -150,11 +150,12 @@ def test_numbers_of_columns_are_the_shortest_decimals_that_stand_for_them(tmp_pa
         "whole": 2**53 + 1, "double": 0.1 + 0.2, "json": {"x": [1, "a"]},
     }  # fmt: skip
     assert prompts[1].metadata["decimal"] == f"1{'0' * 20}"
-    parquet.write_table(
-        pa.table({"prompt": ["a"], "answer": pa.array([Decimal("0.10")])}), tmp_path / "x.parquet"
-    )
-    [prompt] = load_source("files", options={"path": options["path"]}, seed=0).next(1)
-    assert prompt.answer == "0.1"
+    coded = pa.RunEndEncodedArray.from_arrays(pa.array([1], pa.int32()), pa.array([0.1], single))
+    file = str(tmp_path / "x.arrow")
+    for answer in (pa.array([Decimal("0.10")]), pa.array([0.1], single).dictionary_encode(), coded):
+        feather.write_feather(pa.table({"prompt": ["a"], "answer": answer}), file)
+        [prompt] = load_source("files", options={"path": file}, seed=0).next(1)
+        assert prompt.answer == "0.1"
 
 
 TEXT = 'prompt,answer,\r\n"a ""b"",\r\nc",007,0\r\nd,,1\r\n'
