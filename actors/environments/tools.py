@@ -19,7 +19,7 @@ from pydantic_core import ArgsKwargs
 from actors.environments.protocol import Message, Turn
 from actors.environments.single_turn import opening
 from actors.environments.tool_calls import Call, Style, Unreadable, find_calls
-from actors.errors import EnvironmentFailed, RolloutFailed, ServiceAway, ServiceLost
+from actors.errors import RolloutFailed, ServiceAway, ServiceLost
 from actors.outages import ask, outage
 from actors.sandbox.sandbox import Sandbox, check_code_execution
 from actors.shipped import TOOLS
@@ -120,7 +120,7 @@ class Tools:
         try:
             outcome = await ask(f"tool {name!r}", partial(self._run, written), RolloutFailed)
             text, succeeded = str(outcome), True
-        except (InputError, EnvironmentFailed, ServiceAway, ServiceLost):
+        except (InputError, ServiceAway, ServiceLost):
             raise
         except Exception as error:  # noqa: BLE001  (shown to the policy, which may try again)
             text, succeeded = f"error: {_said(error)}", False
@@ -277,14 +277,10 @@ def _inlined(schema: Any, definitions: Mapping[str, Any]) -> Any:
 def python(program: str, *, seconds: float, folders: tuple[str, ...] = ()) -> str:
     """Run a program of Python's standard library; return its output, and its error if it failed.
 
-    `seconds` is its time limit; it may import from `folders` too. Raises EnvironmentFailed if it
-    could not be started, by no fault of the program, and InputError without a sandbox.
+    `seconds` is its time limit; it may import from `folders` too. Raises as `Sandbox.run`.
     """
-    try:
-        with _CONCURRENT:
-            outcome = Sandbox(seconds=seconds, folders=folders).run(program)
-    except OSError as error:
-        raise EnvironmentFailed(f"the sandbox could not be started: {error}") from error
+    with _CONCURRENT:
+        outcome = Sandbox(seconds=seconds, folders=folders).run(program)
     if (outcome.ended, outcome.code) == ("exit", 0):
         return outcome.stdout
     last_line = outcome.stderr.strip().rpartition("\n")[2]

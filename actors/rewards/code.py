@@ -68,7 +68,7 @@ def code(
     to cover the start of the sandboxes too, one for all calls and one for each dialogue. Programs
     may import from `folders` of the machine too.
 
-    Raises ValueError without tests that can be read, and InputError without a sandbox in time.
+    Raises ValueError without tests that can be read, and as `Sandbox.run` does.
     """
     program = read_block(completion, "python", "py")
     tests = read_tests(metadata.get("tests"))

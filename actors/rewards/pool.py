@@ -9,8 +9,8 @@ share blocks or dies, all that wait are called again, each in a process to itsel
 longer than `SLOW_SECONDS` gives its slot to the next one, until `MOST` times the usual number of
 processes run.
 
-A call whose process is killed from outside, as the kernel does where memory is short, is repeated
-after each of `PAUSES`, and fails if it is killed at the last time too.
+A call whose process is killed from outside, as the kernel does where memory is short, or cannot be
+started, is repeated after each of `PAUSES`, and fails if that happens at the last time too.
 """
 
 import asyncio
@@ -25,7 +25,7 @@ from typing import Any
 from actors.errors import RewardFailed, ServiceAway
 from actors.rewards.process import (
     ProcessEnded,
-    ProcessKilled,
+    ProcessLost,
     RewardProcess,
     Unanswered,
     scrubbed,
@@ -44,7 +44,7 @@ LOAD_SECONDS = 60.0
 GRACE_SECONDS = 1.0
 """Time for the process that coroutines share to say that one was late."""
 PAUSES = (0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 30.0)
-"""Seconds before a call is repeated whose process was killed from outside."""
+"""Seconds before a call is repeated that has lost its process."""
 SHARED = 256
 """Most coroutines that wait in one process at once."""
 VERIFIER_BYTES = 1 << 30
@@ -104,7 +104,7 @@ class RewardPool:
         `reward` is its name and options, `arguments` are JSON values, `timeout` counts seconds from
         the start of the function, and a `coroutine` may share a process with other calls. Raises
         RewardFailed if it raised, returned no finite numbers, took too long or too much memory,
-        ended its process, was killed again and again, or no process could be started for it;
+        ended its process, or lost it again and again, killed from outside or not to be started;
         ServiceAway as `outage` decides.
         """
         message = {"call": reward, "arguments": list(arguments), "seconds": timeout}
@@ -126,12 +126,12 @@ class RewardPool:
         return await asyncio.shield(task)
 
     async def _unkilled(self, work: Work, message: dict[str, Any], timeout: float) -> Parts:
-        """Do the work of a call, and again where its process is killed from outside."""
+        """Do the work of a call, and again where it has lost its process."""
         pauses = iter(PAUSES)
         while True:
             try:
                 return await work(message, timeout)
-            except ProcessKilled as error:
+            except ProcessLost as error:
                 if (pause := next(pauses, None)) is None:
                     raise RewardFailed(f"{error}; so did {len(PAUSES)} calls before") from None
                 name = message["call"][0]
@@ -197,7 +197,7 @@ class RewardPool:
                 self._drop(process)
                 raise
             if answer.get("killed"):
-                raise ProcessKilled(f"{answer['error']}; {since(process.kills)}")
+                raise ProcessLost(f"{answer['error']}; {since(process.kills)}")
             if "note" in answer:
                 self._note(message["call"][0], answer["note"])
             return self._parts(answer)
@@ -264,13 +264,13 @@ class RewardPool:
     def _started(
         self, module: str, memory: int, environment: Mapping[str, str], *arguments: str
     ) -> RewardProcess:
-        """Start a process; RewardFailed if the system has no memory or descriptor left for it."""
+        """Start a process; ProcessLost if the system has no memory or descriptor left for it."""
         try:
             process = RewardProcess(
                 module, memory, self._cores, environment, self._output_limit, *arguments
             )
         except (OSError, RuntimeError) as error:
-            raise RewardFailed(f"has no process: its start {describe_error(error)}") from error
+            raise ProcessLost(f"has no process: its start {describe_error(error)}") from error
         self.alive.add(process)
         return process
 

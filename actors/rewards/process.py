@@ -49,8 +49,8 @@ class ProcessEnded(Exception):
     """The process ended before it answered; the message names its exit code or signal."""
 
 
-class ProcessKilled(ProcessEnded):
-    """The process was killed from outside; the message has what the kernel says of memory."""
+class ProcessLost(ProcessEnded):
+    """The process was killed from outside, or none could be started; the message says why."""
 
 
 class Unanswered(Exception):
@@ -263,4 +263,4 @@ def _ending(popen: subprocess.Popen[bytes], kills: int) -> ProcessEnded:
     name = signal.Signals(-code).name
     if code not in FROM_OUTSIDE:
         return ProcessEnded(f"ended its process ({name})")
-    return ProcessKilled(f"lost its process, killed from outside ({name}); {since(kills)}")
+    return ProcessLost(f"lost its process, killed from outside ({name}); {since(kills)}")

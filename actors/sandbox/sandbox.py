@@ -20,6 +20,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, Literal
 
+from actors.errors import ServiceAway
 from actors.sandbox.system_calls import MACHINE
 from headway.errors import InputError
 
@@ -92,9 +93,16 @@ class Sandbox:
     def run(self, program: str, stdin: str = "") -> Outcome:
         """Run a program of Python's standard library; blocks until it has ended.
 
-        Raises InputError, before anything was run, if the sandbox is unavailable, or not within
-        `start_seconds`, and OSError if this process cannot start it, as on a full disk.
+        Raises InputError, before anything was run, if the sandbox is unavailable, and ServiceAway
+        if it was killed from outside, did not begin within `start_seconds` or could not be started,
+        as on a full disk.
         """
+        try:
+            return self._run(program, stdin)
+        except OSError as error:
+            raise ServiceAway(f"the sandbox could not be started: {error}") from error
+
+    def _run(self, program: str, stdin: str) -> Outcome:
         status_read, status_write = os.pipe()
         with open(status_read, "rb", buffering=0) as pipe:
             with (
@@ -130,15 +138,13 @@ class Sandbox:
                 except subprocess.TimeoutExpired:
                     process.kill()
         stdout, stderr = (output.decode(errors="replace") for output in outputs)
-        reported = status.reported
+        reported, ends = status.reported, {"exit", "signal", "error"}
+        if stopped is None and process.returncode <= 0 and ends.isdisjoint(reported):
+            raise ServiceAway("the sandbox was killed from outside")
         if "started" not in reported:
             raise InputError(unavailable(reported.get("error", stderr)))
-        ended: Ended = "signal"
-        code = reported.get("signal", signal.SIGKILL)
-        if stopped is not None:
-            ended, code = stopped, 0
-        elif "exit" in reported:
-            ended, code = "exit", reported["exit"]
+        ended: Ended = stopped or ("exit" if "exit" in reported else "signal")
+        code = 0 if stopped else reported.get(ended, signal.SIGKILL)
         return Outcome(ended, code, stdout, stderr, status.seconds())
 
     def launcher_config(self, program: str) -> dict[str, Any]:
@@ -234,7 +240,7 @@ class _Status:
             return None
         if "started" in self.reported:
             return "timeout"
-        raise InputError(
+        raise ServiceAway(
             f"the sandbox did not start a program within {self._start_seconds:g} s, and nothing "
             "was run; give this machine less to do at once"
         )

@@ -3,11 +3,11 @@
 import pytest
 
 from actors.sandbox.sandbox import check_sandbox
-from headway.errors import InputError
+from headway.errors import HeadwayError
 
 try:
     check_sandbox()
     MISSING = ""
-except InputError as error:
+except HeadwayError as error:
     MISSING = str(error)
 needs_sandbox = pytest.mark.skipif(bool(MISSING), reason=MISSING)

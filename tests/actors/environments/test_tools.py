@@ -14,7 +14,7 @@ from actors.environments.calculator import calculator
 from actors.environments.load_environment import load_environment
 from actors.environments.protocol import Message
 from actors.environments.tool_calls import Call, Unreadable, find_calls
-from actors.errors import EnvironmentFailed
+from actors.errors import ServiceAway
 from actors.outages import Outages, timeout
 from headway.errors import InputError
 from queues.records import Prompt
@@ -300,7 +300,7 @@ def test_python_is_refused_until_it_is_allowed():
         load_environment("tools", {"tools": ["python"]})
 
 
-def test_a_sandbox_that_cannot_be_started_fails_the_rollout_and_is_no_reply(monkeypatch):
+def test_a_sandbox_that_cannot_be_started_is_waited_for_and_is_no_reply(monkeypatch):
     def full(*_, **__):
         raise OSError(errno.ENOSPC, "No space left on device")
 
@@ -310,7 +310,7 @@ def test_a_sandbox_that_cannot_be_started_fails_the_rollout_and_is_no_reply(monk
     program = call_of("python", program="print(1)")
     before = os.listdir("/proc/self/fd")
     for _ in range(3):
-        with pytest.raises(EnvironmentFailed, match=r"could not be started: .* No space left"):
+        with pytest.raises(ServiceAway, match=r"could not be started: .* No space left"):
             converse(options, program, code_execution="sandbox")
     assert len(os.listdir("/proc/self/fd")) <= len(before)
     _, [turn] = converse(options, call_of("fails_to_open"), code_execution="sandbox")

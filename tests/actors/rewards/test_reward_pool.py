@@ -104,8 +104,8 @@ async def test_what_a_reward_does_wrong_fails_it_with_the_reason_and_the_next_is
 
 @pytest.mark.parametrize("reward", ["call", "coroutine", "verify"])
 @pytest.mark.parametrize("lacks", ["process", "thread"])
-def test_a_process_that_cannot_be_started_fails_the_reward_and_the_next_call_starts_one(
-    pool, monkeypatch, reward, lacks
+def test_a_process_that_cannot_be_started_is_tried_again_within_a_limit(
+    pool, monkeypatch, caplog, reward, lacks
 ):
     error = OSError(errno.EAGAIN, "no process") if lacks == "process" else RuntimeError("no thread")
 
@@ -121,10 +121,12 @@ def test_a_process_that_cannot_be_started_fails_the_reward_and_the_next_call_sta
         name = ("hostile_rewards:fine", {})
         return await pool.call(name, arguments, timeout=20.0, coroutine=coroutine)
 
+    monkeypatch.setattr("actors.rewards.pool.PAUSES", (0.01, 0.02))
     with monkeypatch.context() as patch:
         patch.setattr(f"actors.rewards.process.{target}", fail)
         with pytest.raises(RewardFailed, match=f"has no process: its start raised .*no {lacks}"):
             asyncio.run(score())
+    assert caplog.text.count("it is called again in") == 2
     assert not pool.alive
     assert not running("actors.rewards.process_main")
     assert sum(asyncio.run(score()).values()) == 1.0

@@ -15,9 +15,9 @@ import psutil
 import pytest
 from sandboxes import needs_sandbox
 
+from actors.errors import ServiceAway
 from actors.sandbox import sandbox as module
 from actors.sandbox.sandbox import Sandbox
-from headway.errors import InputError
 from tests.waiting import until
 
 pytestmark = needs_sandbox
@@ -170,12 +170,21 @@ def test_init_outlives_every_signal_of_the_program(number):
     assert (outcome.ended, outcome.code, outcome.stdout) == ("exit", 0, "on\n")
 
 
-def test_an_end_of_init_is_an_end_of_the_program(change_launcher):
-    change_launcher(
-        "        code = linux.wait_as_init(child)", "        os.wait()\n        os._exit(7)"
-    )
-    outcome = Sandbox(seconds=30).run("print(1)")
-    assert (outcome.ended, outcome.code) == ("signal", signal.SIGKILL)
+@pytest.mark.parametrize(
+    ("step", "killed"),
+    [
+        ("        code = linux.wait_as_init(child)", "        os.wait()\n        os._exit(7)"),
+        ("        build_root(config)", "        os._exit(7)"),
+        ("        linux.unshare(NAMESPACES)", "        os.kill(os.getpid(), 9)"),
+    ],
+    ids=["init", "init, before the program", "launcher"],
+)
+def test_a_sandbox_that_is_killed_from_outside_is_no_outcome_of_the_program(
+    change_launcher, step, killed
+):
+    change_launcher(step, killed)
+    with pytest.raises(ServiceAway, match="the sandbox was killed from outside"):
+        Sandbox(seconds=30).run("print(1)")
 
 
 def test_a_program_sees_the_standard_library_and_nothing_else():
@@ -325,7 +334,7 @@ def test_a_slow_sandbox_takes_no_time_of_the_program(change_launcher, step, slow
 
 def test_a_program_that_was_not_started_in_time_is_an_error_and_not_a_timeout(change_launcher):
     change_launcher("        linux.unshare(NAMESPACES)", "        time.sleep(600)")
-    with pytest.raises(InputError, match=r"did not start a program within 0\.5 s"):
+    with pytest.raises(ServiceAway, match=r"did not start a program within 0\.5 s"):
         Sandbox(seconds=600, start_seconds=0.5).run("print('done')")
 
 
