@@ -261,6 +261,7 @@ PATIENT = {
 }
 
 
+@pytest.mark.reported("healthz_loris")
 @pytest.mark.parametrize("name", PATIENT)
 def test_clients_that_take_for_ever_keep_nobody_from_the_health_and_are_cut_off(
     outcomes, monkeypatch, name

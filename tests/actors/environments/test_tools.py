@@ -182,6 +182,7 @@ def array(items, **more):
     return {"type": "array", "items": items, **more}
 
 
+@pytest.mark.reported("tools_schema")
 @pytest.mark.parametrize(
     ("name", "schema", "given", "reply"),
     [
@@ -238,6 +239,7 @@ def test_a_type_is_described_as_json_schema_and_what_a_call_gives_becomes_of_it(
         assert json.loads(line)["function"]["parameters"]["properties"].get("x") == schema
 
 
+@pytest.mark.reported("tools_schema")
 @pytest.mark.parametrize(
     ("written", "reply"),
     [

@@ -57,6 +57,7 @@ PYTHON = [
 ]  # fmt: skip
 
 
+@pytest.mark.reported("fenced_blocks")
 @pytest.mark.parametrize(
     ("completion", "expected"), [row[1:] for row in PYTHON], ids=[row[0] for row in PYTHON]
 )

@@ -267,6 +267,7 @@ def scored(gold, completion):
         return 0.0
 
 
+@pytest.mark.reported("math_verify_bare_latex")
 @pytest.mark.parametrize(("gold", "right", "wrong"), rows(GOLDS), ids=lambda text: text[:30])
 def test_right_answers_score_1_and_wrong_ones_0(gold, right, wrong):
     for completion in (gold, *right.split(" ;; ")):

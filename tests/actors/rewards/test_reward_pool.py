@@ -35,6 +35,7 @@ def rewards(name, pool, *, timeout=20.0, **options):
     return load_rewards([name], timeout=timeout, pool=pool, options={name: options})
 
 
+@pytest.mark.reported("reward_asyncio_run", "reward_multiprocessing")
 @pytest.mark.parametrize(
     "names",
     [
@@ -132,6 +133,7 @@ def test_a_process_that_cannot_be_started_is_tried_again_within_a_limit(
     assert sum(asyncio.run(score()).values()) == 1.0
 
 
+@pytest.mark.reported("reward_killed")
 @pytest.mark.parametrize(
     ("number", "times", "calls", "said"),
     [

@@ -159,6 +159,7 @@ def test_an_id_that_no_token_has_is_refused():
         load_stops(Renderer(character_tokenizer()), [999])
 
 
+@pytest.mark.reported("eos_not_turn_end")
 def test_a_token_that_ends_turns_in_the_template_is_a_stop_and_no_part_of_the_text():
     tokenizer = real_tokenizer("gemma")
     eos, turn = tokenizer.convert_tokens_to_ids(["<eos>", "<end_of_turn>"])
@@ -176,6 +177,7 @@ def test_a_token_that_ends_turns_in_the_template_is_a_stop_and_no_part_of_the_te
 MARKED = "<think>hm</think><tool_call>7</tool_call>"
 
 
+@pytest.mark.reported("special_markers")
 @pytest.mark.parametrize(("skip", "text"), [(False, MARKED), (True, "hm7")])
 @pytest.mark.parametrize(("end", "ended"), [([EOS], True), ([], False)])
 def test_markers_that_are_special_tokens_are_in_the_text_of_a_message(skip, text, end, ended):
@@ -199,6 +201,7 @@ def test_a_token_at_which_an_engine_stops_by_itself_is_no_part_of_the_text():
     assert runner.rewards.seen == [(tokenizer.decode([5]), "stop")]
 
 
+@pytest.mark.reported("special_markers")
 def test_tools_run_though_the_markers_of_calls_are_special_tokens():
     tokenizer = copy.deepcopy(real_tokenizer("qwen3"))
     markers = ["<tool_call>", "</tool_call>"]

@@ -260,6 +260,7 @@ ROWS_WITH = {
 }
 
 
+@pytest.mark.reported("json_latex_escapes")
 @pytest.mark.parametrize("field", ROWS_WITH)
 def test_latex_that_lost_a_backslash_is_refused_by_its_row_and_ordinary_texts_are_read(
     tmp_path, field

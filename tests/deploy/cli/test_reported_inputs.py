@@ -19,6 +19,7 @@ def ten_prompts(headway):
     return headway
 
 
+@pytest.mark.reported("done_with_zero_steps")
 @pytest.mark.parametrize("mended", [0, 2])
 def test_a_run_whose_prompts_all_fail_has_failed_and_goes_on_when_they_are_put_back(
     ten_prompts, mended
@@ -57,6 +58,7 @@ def test_a_run_whose_prompts_all_fail_has_failed_and_goes_on_when_they_are_put_b
         assert (resumed.returncode, done["status"], done["version"]) == (0, "done", 6)
 
 
+@pytest.mark.reported("transient_outage")
 def test_a_judge_that_is_away_for_a_while_delays_a_run(ten_prompts):
     headway = ten_prompts
     (headway.folder / "flaky.py").write_text(

@@ -122,6 +122,7 @@ def started(monkeypatch, tmp_path):
     return output
 
 
+@pytest.mark.reported("agent_killed")
 @pytest.mark.parametrize(
     ("struck", "logged", "name"),
     [
@@ -166,6 +167,7 @@ def test_an_error_of_a_run_whose_ray_lives_is_raised_as_it_is(
     assert not isinstance(failed.value, RayDied)
 
 
+@pytest.mark.reported("first_start")
 @pytest.mark.parametrize(
     ("error", "passes"),
     [

@@ -39,6 +39,7 @@ def test_a_folder_has_every_tensor_and_buffer_that_transformers_writes(
     assert all(torch.equal(found[name], expected[name]) for name in expected)
 
 
+@pytest.mark.reported("gencfg_crash")
 def test_settings_of_generation_are_written_as_they_were_though_they_do_not_fit(
     tmp_path,
 ):
