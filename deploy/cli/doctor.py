@@ -15,7 +15,6 @@ from headway.errors import HeadwayError
 def doctor(
     *,
     runs_dir: RunsDir = Path("runs"),
-    hub: Annotated[bool, typer.Option("--hub", help="Ask the hub of models, too.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the page as JSON.")] = False,
 ) -> None:
     """Check whether a run can start on this machine, and print what mends what it lacks.
@@ -24,7 +23,7 @@ def doctor(
     """
     from deploy.preflight.doctor import examine
 
-    findings = examine(runs_dir, hub=hub)
+    findings = examine(runs_dir)
     failed = [subject for subject, finding in findings.items() if finding.status == "failed"]
     if as_json:
         checks = [{"check": subject, **asdict(finding)} for subject, finding in findings.items()]

@@ -16,7 +16,6 @@ from rich.filesize import decimal
 from deploy.config.devices import DRIVER
 from deploy.config.loader import load_recipe
 from deploy.config.run_config import RunConfig
-from deploy.observability.exporter import DEFAULT_PORT, check_address
 from deploy.preflight.gpu_checks import (
     Card,
     Finding,
@@ -36,9 +35,8 @@ from headway.daemon_thread import run_in_daemon_thread
 from headway.errors import InputError
 from weight_sync.open_files import allow_open_files
 
-CHECK_SECONDS = 90.0
+CHECK_SECONDS = 150.0
 """Deadline of each check; all are made at once."""
-HUB_SECONDS = 10.0
 FULL_PERCENT = 95
 """Used part of a disk from which on Ray writes nothing to it."""
 STORE_PART, STORE_MOST = 0.3, 10e9
@@ -47,12 +45,12 @@ STORE_PART, STORE_MOST = 0.3, 10e9
 Check = Callable[[], Finding]
 
 
-def examine(runs_dir: Path, *, hub: bool = False) -> dict[str, Finding]:
-    """Return the outcome of each check by its subject; `hub` asks the hub of models too."""
-    return asyncio.run(_examine(runs_dir, hub=hub))
+def examine(runs_dir: Path) -> dict[str, Finding]:
+    """Return the outcome of each check by its subject."""
+    return asyncio.run(_examine(runs_dir))
 
 
-async def _examine(runs_dir: Path, *, hub: bool) -> dict[str, Finding]:
+async def _examine(runs_dir: Path) -> dict[str, Finding]:
     cards: list[Card] = []
 
     def known() -> Finding:
@@ -60,7 +58,8 @@ async def _examine(runs_dir: Path, *, hub: bool) -> dict[str, Finding]:
         return usable_cards(cards, for_gpus="vllm" in installed)
 
     config = load_recipe("demo").updated(deploy={"runs_dir": runs_dir})
-    installed = {package.name: package.version for package in distributions()}
+    found = reversed([*distributions()])  # one that hides another on the path is the first
+    installed = {package.name: package.version for package in found}
     findings = {"cards": await isolated(known)}
     on_gpus = "vllm" in installed and findings["cards"].status != "failed"
     checks: dict[str, Check] = {
@@ -70,7 +69,6 @@ async def _examine(runs_dir: Path, *, hub: bool) -> dict[str, Finding]:
         "/dev/shm": shared_memory,
         "open files": partial(open_files, config),
         "processes": partial(processes, config),
-        "ports": partial(ports, config),
         "runs folder": partial(runs_folder, config),
     }
     if on_gpus:
@@ -79,8 +77,6 @@ async def _examine(runs_dir: Path, *, hub: bool) -> dict[str, Finding]:
         checks |= {f"card {card.index}": partial(free_memory, card, share) for card in cards}
     if on_gpus and len(cards) > 1:
         checks["NCCL"] = partial(all_reduce, len(cards))
-    if hub:
-        checks["hub"] = answering_hub
     outcomes = await asyncio.gather(*map(isolated, checks.values()))
     return findings | dict(zip(checks, outcomes, strict=True))
 
@@ -157,7 +153,9 @@ def shared_memory(folder: Path = Path("/dev/shm")) -> Finding:
     found, needed = f"{decimal(free)} free", f"{decimal(store)} for Ray's object store"
     if free >= store:
         return Finding("ok", found)
-    return Finding("warning", found, needed, f"mount -o remount,size={store + (1 << 30)} {folder}")
+    size = store + (1 << 30)
+    mend = f"mount -o remount,size={size} {folder}  # for a container: docker run --shm-size={size}"
+    return Finding("warning", found, needed, mend)
 
 
 def open_files(config: RunConfig) -> Finding:
@@ -172,19 +170,6 @@ def processes(config: RunConfig) -> Finding:
     return Finding("ok", "the limits leave enough for a run")
 
 
-def ports(config: RunConfig) -> Finding:
-    """Listen on any port of this machine, then on the one where Prometheus looks for a run."""
-    host = config.deploy.metrics_host
-    check_address(host, None)
-    try:
-        check_address(host, DEFAULT_PORT)
-    except InputError:
-        needed = "it, or Prometheus told of another"
-        mend = "headway run RECIPE --set deploy.metrics_port=0"
-        return Finding("warning", f"port {DEFAULT_PORT} of {host} is in use", needed, mend)
-    return Finding("ok", f"{host}:{DEFAULT_PORT} is free")
-
-
 def runs_folder(config: RunConfig) -> Finding:
     """Check the folder of runs as a run does, and how full its disk is."""
     folder = check_runs_dir(config)
@@ -194,17 +179,3 @@ def runs_folder(config: RunConfig) -> Finding:
         return Finding("ok", found)
     needed = f"a disk of which less than {FULL_PERCENT} % is used"
     return Finding("warning", found, needed, "headway run RECIPE --set deploy.runs_dir=FOLDER")
-
-
-def answering_hub() -> Finding:
-    """Ask the hub of models for its page."""
-    import httpx
-    from huggingface_hub.constants import ENDPOINT
-
-    try:
-        answer = httpx.head(ENDPOINT, timeout=HUB_SECONDS, follow_redirects=True)
-        answer.raise_for_status()
-    except httpx.HTTPError as error:
-        mend = "headway run RECIPE --set model.path=FOLDER"
-        return Finding("failed", f"{ENDPOINT}: {error!r}", "the hub, or a folder instead", mend)
-    return Finding("ok", ENDPOINT)

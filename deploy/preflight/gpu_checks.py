@@ -5,6 +5,7 @@
 
 import importlib.util
 import os
+import re
 import runpy
 import shutil
 import subprocess
@@ -19,8 +20,9 @@ from typing import Literal
 from deploy.runtime.machine import output_of
 from headway.errors import InputError
 
-CHILD_SECONDS = 60.0
-"""Deadline of a compiler, and of torch to be imported and to compute on the cards."""
+CHILD_SECONDS = 120.0
+"""Deadline of a compiler, and of torch to be imported and to compute on the cards: half a minute
+where its libraries are read for the first time."""
 LEAST_DRIVERS = {"12": 525, "13": 580}
 """First driver of NVIDIA, by its major version, for each major version of CUDA."""
 ALL_REDUCE = """\
@@ -146,7 +148,7 @@ def all_reduce(size: int, backend: str = "nccl") -> Finding:
 
 
 def _problem(command: Sequence[str], text: str = "") -> str:
-    """Give a text to a program; return the last line of its errors, or "" if it succeeds."""
+    """Give a text to a program; return the last of its errors, or "" if it succeeds."""
     try:
         done = subprocess.run(
             command, input=text, capture_output=True, text=True, timeout=CHILD_SECONDS
@@ -156,4 +158,6 @@ def _problem(command: Sequence[str], text: str = "") -> str:
     except OSError as error:
         return str(error)
     errors = done.stderr.strip() or f"exit code {done.returncode}"
-    return errors.splitlines()[-1] if done.returncode else ""
+    # Lines after that of an error give advice, or say that a compiler stops.
+    lines = re.findall("(?i).*error: .*", errors) or errors.splitlines()
+    return lines[-1] if done.returncode else ""
