@@ -1,7 +1,7 @@
 """The swap of a version under captured graphs, the claim that weight updates on GPUs rest on."""
 
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -21,9 +21,10 @@ class HostMemory(DeviceMemory):
         """Return a block of host memory."""
         return torch.empty(nbytes, dtype=torch.uint8)
 
-    def filling(self) -> AbstractContextManager[None]:
-        """Return a context in which nothing is special about a copy."""
-        return nullcontext()
+    @contextmanager
+    def filling(self) -> Iterator[None]:
+        """Change nothing about a copy."""
+        yield
 
     def copy(self, targets: list[Tensor], staged: list[Tensor]) -> None:
         """Copy staged tensors into the served ones."""

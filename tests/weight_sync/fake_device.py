@@ -1,6 +1,7 @@
 """Memory of a device that lies in the host's, for code that is a GPU's but for its copies."""
 
-from contextlib import AbstractContextManager
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 from unittest.mock import Mock
 
@@ -24,9 +25,11 @@ class FakeDeviceMemory(DeviceMemory):
         self.blocks.append(nbytes)
         return torch.zeros(nbytes, dtype=torch.uint8)
 
-    def filling(self) -> AbstractContextManager[Any]:
+    @contextmanager
+    def filling(self) -> Iterator[None]:
         self.filled.append(0)
-        return ThroughChunks(self)
+        with ThroughChunks(self):
+            yield
 
     def crosses(self, target: Tensor, source: Tensor) -> bool:
         return self._holds(target) and not self._holds(source)

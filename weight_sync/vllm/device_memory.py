@@ -7,7 +7,7 @@ Captured graphs hold the addresses of the weights, so references cannot be excha
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from itertools import accumulate, cycle
 from typing import Any
 
@@ -59,12 +59,10 @@ class DeviceMemory:
                 return torch.empty(nbytes, dtype=torch.uint8, device=self._device)
             return Gpu().pinned(nbytes)
 
-    def filling(self) -> AbstractContextManager[None]:
-        """Return a context in which this thread's `Tensor.copy_` fills slots beside the engine."""
-        return self._filling(torch.cuda.Stream(self._device))  # type: ignore[no-untyped-call]
-
     @contextmanager
-    def _filling(self, stream: Any) -> Iterator[None]:
+    def filling(self) -> Iterator[None]:
+        """Have this thread's `Tensor.copy_` fill slots beside the engine meanwhile."""
+        stream: Any = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
         # Memory of the block may still be read by earlier work of the engine.
         stream.wait_stream(torch.cuda.current_stream(self._device))
         try:
