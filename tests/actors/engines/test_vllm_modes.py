@@ -64,7 +64,7 @@ def test_a_cleared_cache_makes_every_token_exact_under_its_own_version(start, de
     served = []
 
     async def crossing():
-        request = asyncio.create_task(bench.generate(tokens=400))
+        request = asyncio.create_task(bench.generate(tokens=500))  # which outlasts both updates
         for _ in range(2):
             await bench.advance()
             before = {name: weight.clone() for name, weight in bench.weights().items()}
