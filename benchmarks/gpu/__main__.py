@@ -35,7 +35,7 @@ DEEPSPEED = (
 )  # fmt: skip
 """DeepSpeed, and what it imports beyond `LEARNER`."""
 PLUGIN = "entry point `headway` for vLLM"
-COMPILER, HEADER = "C compiler (gcc)", "Python.h (python3-dev)"
+COMPILING = COMPILER, HEADER = "C compiler (gcc)", "Python.h (python3-dev)"
 """What Triton compiles its launchers with."""
 ENDS = ("not_run", "failed", "part_seconds")
 """Figures of every part that are printed; the others are in the record alone."""
@@ -62,15 +62,19 @@ class Part(NamedTuple):
 
 
 ZERO = partial(Part, sizes=FIRST, needs=(*LEARNER, *DEEPSPEED), alone=True)
-SERVING = ("vllm", COMPILER, HEADER)
+SERVING = ("vllm", *COMPILING)
 UPDATING = ("tokenizers", "safetensors", "zstandard", PLUGIN)
 PARTS = {
     "imports": Part("kernels:imports"),
     "graph": Part("swap:graph", LAST),
     "zero1": ZERO("kernels:zero1"),
+    "compiled": ZERO(
+        "kernels:zero1_compiled", seconds=180, needs=(*LEARNER, *DEEPSPEED, *COMPILING)
+    ),
     "memory": Part("kernels:memory", LAST),
     "learner": Part("learner:utilisation", EACH),
     "head": Part("kernels:head", LAST),
+    "sums": Part("kernels:sums", LAST, needs=(*LEARNER, *COMPILING)),
     "transfers": Part("kernels:transfers", LAST),
     "attention": Part("kernels:attention", LAST),
     "sharing": Part("sharing:sharing", alone=True),
@@ -78,9 +82,9 @@ PARTS = {
     "zero2": ZERO("kernels:zero2"),
     "zero3": ZERO("kernels:zero3"),
     "generation": Part(
-        "generation:generation", EACH, 120, ("torch", "transformers", *SERVING), True, True
+        "generation:generation", EACH, 240, ("torch", "transformers", *SERVING), True, True
     ),
-    "pause": Part("generation:pause", FIRST, 120, (*LEARNER, *SERVING, *UPDATING), True, True),
+    "pause": Part("generation:pause", FIRST, 240, (*LEARNER, *SERVING, *UPDATING), True, True),
 }
 """Parts by name, in their order: what the central claims rest on is first."""
 

@@ -26,9 +26,10 @@ from benchmarks.harness.synthetic_load import (
     synchronize,
     timed,
 )
-from learner.model.logprobs import LogprobOptions
+from learner.model.compilation import start_compiler
+from learner.model.logprobs import LogprobOptions, chunked_logprobs
 from learner.model.packed_attention import NAME, attend_packed
-from learner.model.policy import Policy, checkpoint_activations
+from learner.model.policy import Policy, checkpoint_activations, prepare
 from weight_sync.publish.snapshot import Gpu, Snapshot, bytes_of
 
 ROWS = ((250, None), (1_000, None), (4_000, None), (1_000, 512))
@@ -189,6 +190,36 @@ def head(name: str, device: torch.device, rounds: int) -> Iterator[dict[str, Any
     }
 
 
+def sums(name: str, device: torch.device, rounds: int) -> Iterator[dict[str, Any]]:
+    """Yield seconds of log-probabilities, entropies and their gradients, in place and compiled.
+
+    `differences` are relative to the largest value: of their sum, and of the gradients of hidden
+    states and weights.
+    """
+    size = SIZES[name]
+    torch.manual_seed(0)
+    factors = [torch.randn(n, size.hidden, device=device) for n in (HEAD_TOKENS, size.vocabulary)]
+    factors[1] /= size.hidden**0.5
+    columns = [factor.to(getattr(torch, size.dtype)).requires_grad_() for factor in factors]
+    targets = torch.randint(size.vocabulary, (HEAD_TOKENS,), device=device)
+    start_compiler(device)
+    figures: dict[str, Any] = {}
+    results = []
+    for way, compiled in (("in_place", False), ("compiled", True)):
+        options = LogprobOptions(chunk=HEAD_TOKENS, entropy_gradient=True, compiled=compiled)
+        both = partial(_both_passes, partial(_scores, targets, options), columns)
+        figures[way] = timed(device, rounds, both)
+        results.append(both())
+        yield figures
+    apart = [_difference(*pair) for pair in zip(*results, strict=True)]
+    holds = max(apart) <= ROUNDING[columns[0].dtype]
+    yield {"differences": apart, "claims": {"compiled sums equal those in place": holds}}
+
+
+def _scores(targets: Tensor, options: LogprobOptions, hidden: Tensor, weight: Tensor) -> Tensor:
+    return torch.stack(chunked_logprobs(hidden, weight, targets, options))
+
+
 def memory(name: str, device: torch.device, rounds: int) -> Iterator[dict[str, Any]]:
     """Yield the peak bytes of a microbatch of 16,384 tokens, with and without checkpoints."""
     size = replace(
@@ -252,18 +283,26 @@ def _read(tensors: Any, sums: Any) -> None:
     sums.put(int(tensors.get().sum()))
 
 
-def zero(name: str, device: torch.device, rounds: int, *, stage: int) -> Iterator[dict[str, Any]]:
+def zero(
+    name: str, device: torch.device, rounds: int, *, stage: int, compiled: bool = False
+) -> Iterator[dict[str, Any]]:
     """Yield seconds and peak bytes of steps of the engine of real runs at one stage of ZeRO.
 
     The engine compares its forward pass with the model's own, and refuses to start if they differ.
+    It is `compiled` as runs on GPUs are by default.
     """
     from learner.config.optimizer import OptimizerConfig
     from learner.engine.deepspeed import PolicyEngine
 
     size = SIZES[name]
     model = build(size).to(getattr(torch, size.dtype))
+    if compiled:
+        if device.type == "cpu":  # a trial, for which C++ would be compiled for a minute or two
+            torch.compiler.set_stance("force_eager")
+        start_compiler(device)
+        prepare(model, "a model with random weights", compiled=True)
     engine = PolicyEngine(
-        Policy(model, LogprobOptions(chunk=1024)),
+        Policy(model, LogprobOptions(chunk=1024, compiled=compiled)),
         OptimizerConfig(learning_rate=1e-6),
         model_path="",
         zero_stage=stage,
@@ -287,3 +326,4 @@ def zero(name: str, device: torch.device, rounds: int, *, stage: int) -> Iterato
 
 
 zero1, zero2, zero3 = (partial(zero, stage=stage) for stage in (1, 2, 3))
+zero1_compiled = partial(zero, stage=1, compiled=True)

@@ -16,6 +16,8 @@ from benchmarks.harness.record import Record
 
 END_SECONDS = 10.0
 """Time that a process has to end by itself."""
+LOG_LINES = 15
+"""Last lines of the output of a part that failed: errors of CUDA end with five lines of advice."""
 Call = tuple[str, str, str, int]
 """Function of a part as "module:name", size, device, rounds."""
 
@@ -47,7 +49,7 @@ class Worker:
         except (EOFError, ConnectionError):
             running.process.join(END_SECONDS)
             with open(running.log, errors="replace") as log:
-                lines = log.read().strip().splitlines()[-3:]
+                lines = log.read().strip().splitlines()[-LOG_LINES:]
             failed = lines or [f"exit code {running.process.exitcode}"]
         self.close()
         return figures | {"failed": failed}
