@@ -33,7 +33,6 @@ from deploy.preflight.machine_checks import (
 )
 from headway.daemon_thread import run_in_daemon_thread
 from headway.errors import InputError
-from weight_sync.open_files import allow_open_files
 
 CHECK_SECONDS = 150.0
 """Deadline of each check; all are made at once."""
@@ -67,8 +66,8 @@ async def _examine(runs_dir: Path) -> dict[str, Finding]:
         "compiler": partial(_if_used, compiler, used=on_gpus),
         "Python.h": partial(_if_used, python_headers, used=on_gpus),
         "/dev/shm": shared_memory,
-        "open files": partial(open_files, config),
-        "processes": partial(processes, config),
+        "open files": partial(within_limits, check_descriptors, config),
+        "processes": partial(within_limits, check_tasks, config),
         "runs folder": partial(runs_folder, config),
     }
     if on_gpus:
@@ -158,15 +157,9 @@ def shared_memory(folder: Path = Path("/dev/shm")) -> Finding:
     return Finding("warning", found, needed, mend)
 
 
-def open_files(config: RunConfig) -> Finding:
-    """Raise the limit of open files as a run does, and compare it with what the run needs."""
-    check_descriptors(config)
-    return Finding("ok", f"{allow_open_files()} for each process")
-
-
-def processes(config: RunConfig) -> Finding:
-    """Compare the limits of processes and threads with a run's, as a run does."""
-    check_tasks(config)
+def within_limits(check: Callable[[RunConfig], None], config: RunConfig) -> Finding:
+    """Make a check of the limits of processes as a run does, which raises the one that is low."""
+    check(config)
     return Finding("ok", "the limits leave enough for a run")
 
 
