@@ -23,7 +23,12 @@ from deploy.config.rules import check_against_objective
 from deploy.config.run_config import RunConfig
 from deploy.observability import trackers
 from deploy.preflight.answers import check_answers
-from deploy.preflight.machine_checks import check_free_space, check_machine, check_run_folders
+from deploy.preflight.machine_checks import (
+    check_free_space,
+    check_gpus,
+    check_machine,
+    check_run_folders,
+)
 from deploy.preflight.models import (
     check_adapter,
     check_workers,
@@ -222,6 +227,7 @@ def _load(config: RunConfig, resumed: RunDirectory | None) -> Inputs:
 @_foreign_code()
 def check_code(config: RunConfig) -> None:
     """Find all code that a recipe names, and check its options: `headway validate --strict`."""
+    check_gpus(config, available=0)
     trackers.check(config.deploy.trackers)
     with _in_time(config):
         check_scoring(config)
