@@ -65,6 +65,7 @@ def test_the_installed_package_runs_from_python(wheel, tmp_path):
     assert (tmp_path / "task" / "my_task.py").exists(), result.stderr
 
 
+@pytest.mark.slow
 def test_comparisons_of_whole_runs_are_in_the_wheel_and_other_benchmarks_say_what_they_need(
     wheel, tmp_path
 ):

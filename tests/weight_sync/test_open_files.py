@@ -3,6 +3,8 @@
 import subprocess
 import sys
 
+import pytest
+
 STARTS = """
 import asyncio, contextlib, os, types
 from actors.ray_actor import RolloutActor
@@ -48,6 +50,7 @@ def with_limits(soft: int, hard: int, script: str) -> subprocess.CompletedProces
     )  # fmt: skip
 
 
+@pytest.mark.slow
 def test_a_process_that_holds_weights_raises_its_limit_as_it_starts() -> None:
     done = with_limits(256, 512, f"{STARTS}\n{VERSIONS}\n{EACH}")
     expected = [f"{process} 300 buckets" for process in ("uploader", "downloader", "actor", "rank")]

@@ -87,6 +87,7 @@ def test_a_scorer_keeps_the_contract(scenario, paths):
     asyncio.run(asyncio.wait_for(scenario(load_reward_models(paths, CONFIG)), 120))
 
 
+@pytest.mark.slow
 @pytest.mark.ray
 @pytest.mark.usefixtures("ray_cluster")
 async def test_a_scorer_in_a_process_of_its_own_keeps_the_contract(paths):

@@ -195,6 +195,7 @@ def test_a_setting_below_its_share_of_the_ceiling_misses_the_aim():
     assert misses({"settings": rows}) == ["8000 tokens, 6 actors: 0.60 of the ceiling, aim 0.7"]
 
 
+@pytest.mark.slow
 @pytest.mark.ray
 def test_the_ceiling_is_of_bytes_that_are_sent_and_synced(tmp_path, ray_cluster):
     assert measure_ceiling(100, tmp_path) > 0

@@ -104,6 +104,7 @@ def test_the_central_claims_come_first_and_sizes_are_those_of_each_part():
     assert suite.plan(options) == [("graph", "0.5b"), ("ipc", "")]
 
 
+@pytest.mark.slow
 def test_of_a_part_that_hangs_or_fails_the_figures_are_kept_and_the_next_one_runs():
     worker = Worker()
 
@@ -157,6 +158,7 @@ def test_the_suite_itself_starts_with_typer_alone():
     assert (done.returncode, "--sizes" in done.stdout) == (0, True), done.stderr
 
 
+@pytest.mark.slow
 def test_attention_without_enough_memory_is_stored_and_the_other_is_measured(monkeypatch):
     make = learner.make
 

@@ -20,6 +20,7 @@ CHILDREN = {
 """Modules that a comparison runs as processes of their own, and further arguments."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("module", CHILDREN)
 def test_a_module_of_the_user_is_found_in_every_process_and_its_error_is_one_message(
     module, tmp_path, tiny_model

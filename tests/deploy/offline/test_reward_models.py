@@ -92,6 +92,7 @@ def made(headway):
     return headway.folder / "runs" / "small-rm", result.stdout
 
 
+@pytest.mark.slow
 @pytest.mark.deepspeed
 def test_the_members_differ_and_say_what_they_are_worth(made):
     folder, said = made
@@ -123,6 +124,7 @@ def check_served(path):
     assert float(scores.std()) == pytest.approx(1.0, abs=1e-4)
 
 
+@pytest.mark.slow
 @pytest.mark.deepspeed
 @pytest.mark.parametrize("member", [0, 1])
 def test_what_was_trained_is_what_is_served(made, member):
@@ -140,6 +142,7 @@ def test_an_adapter_is_merged_into_the_model_that_is_served(headway):
         check_served(headway.folder / f"runs/adapted-rm/model-{member}")
 
 
+@pytest.mark.slow
 @pytest.mark.deepspeed
 def test_an_interrupt_leaves_nothing_half_written(headway, made):
     settings = [s for s in SECTION if "steps" not in s]

@@ -81,6 +81,7 @@ def test_beside_the_best_count_nothing_stays_untried(tried, data):
     assert rounds <= 7
 
 
+@pytest.mark.slow
 def test_the_best_of_many_splits_is_found_and_not_only_the_best_of_those_tried_at_first():
     config = recipe("actors.max_concurrent_rollouts=4")
     prospects = predict(config, rates(train=0.0101), bounds=[4], devices=65)

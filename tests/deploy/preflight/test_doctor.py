@@ -121,6 +121,7 @@ def test_a_driver_is_compared_where_torch_does_not_compute(
     assert error in finding.found
 
 
+@pytest.mark.slow
 def test_ranks_in_child_processes_add_or_say_why_not(monkeypatch):
     assert gpu_checks.all_reduce(2, "gloo") == Finding("ok", "an all-reduce between 2 cards")
     wrong = gpu_checks.ALL_REDUCE.replace("ones(1 << 20", "zeros(1 << 20")

@@ -193,6 +193,7 @@ def test_a_page_needs_nothing_from_elsewhere():
     assert "url(" not in text
 
 
+@pytest.mark.slow
 def test_settings_that_differ_are_listed_when_runs_are_compared():
     recipes = [
         {"name": name, "steps": 9, "learner": {"loss": "cispo", "learning_rate": rate}}

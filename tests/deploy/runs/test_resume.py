@@ -19,7 +19,7 @@ from tests.deploy.conftest import RECIPE, FinishedRun
 from tests.deploy.processes import leaked_shared_memory, open_shared_memory, wait_for_end
 from tests.waiting import until
 
-pytestmark = [pytest.mark.ray, pytest.mark.deepspeed]
+pytestmark = [pytest.mark.slow, pytest.mark.ray, pytest.mark.deepspeed]
 
 
 @contextlib.contextmanager
@@ -155,7 +155,6 @@ def test_rollouts_that_an_interrupt_cuts_off_are_continued_and_keep_their_tokens
         assert ledger.execute("SELECT count(*) FROM partials").fetchone()[0] == 0
 
 
-@pytest.mark.slow
 def test_a_finished_run_goes_on_with_more_steps_and_another_learning_rate(headway, copied_run):
     folder = headway.folder / "weights-8"
     run = resume(
@@ -180,7 +179,6 @@ def test_a_finished_run_goes_on_with_more_steps_and_another_learning_rate(headwa
     assert (again.returncode, "8 of 8 steps" in again.stdout) == (0, True)
 
 
-@pytest.mark.slow
 def test_a_run_whose_processes_were_all_killed_trains_its_recorded_batches_again(headway):
     """They are trained with the learning rate that they had, and only new ones with another."""
     process = headway.start(
@@ -200,7 +198,6 @@ def test_a_run_whose_processes_were_all_killed_trains_its_recorded_batches_again
     assert replayed.returncode == 0, replayed.stdout
 
 
-@pytest.mark.slow
 @pytest.mark.vllm
 @pytest.mark.timeout(3000)
 def test_twenty_interrupts_at_random_moments_are_clean_and_lose_nothing(headway):

@@ -9,7 +9,7 @@ import pytest
 from tests.deploy.conftest import HEADWAY, FinishedRun
 from tests.waiting import until
 
-pytestmark = [pytest.mark.ray, pytest.mark.deepspeed, pytest.mark.vllm]
+pytestmark = [pytest.mark.slow, pytest.mark.ray, pytest.mark.deepspeed, pytest.mark.vllm]
 
 
 @pytest.fixture(scope="module")
