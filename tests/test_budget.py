@@ -16,7 +16,7 @@ BUDGET = {
     "weight_sync": 4293,
     "actors": 11756,
     "learner": 10259,
-    "deploy": 16875,
+    "deploy": 16893,
     "benchmarks": 7249,
     "examples": 208,
 }

@@ -94,6 +94,8 @@ def plan(
         from deploy.planner.caveats import slow_updates
         from deploy.preflight.memory_check import check_memory
         from deploy.storage.run_directory import RunDirectory
+    console = SafeConsole(stderr=True)
+    memory = check_memory(config, console)
     document = throughput.plan(
         config,
         bounds=throughput.parse_bounds(bounds),
@@ -107,8 +109,9 @@ def plan(
             pause=pause,
         ),
         devices=devices,
+        report=console.print,
     )
-    if (memory := check_memory(config, SafeConsole(stderr=True))) is not None:
+    if memory is not None:
         rate = document["best"]["samples_per_second"]
         document["notes"] += slow_updates(config, memory.version, memory.receivers, rate)
     if as_json:

@@ -1,7 +1,7 @@
 """`headway plan`: reads its options, chooses the rates, and shows the prediction."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -71,8 +71,9 @@ def plan(
     given: PlanInputs,
     bounds: Sequence[int],
     devices: int | None,
+    report: Callable[[str], None] = lambda line: None,
 ) -> dict[str, Any]:
-    """Predict a recipe, as a document that JSON can hold.
+    """Predict a recipe, as a document that JSON can hold; `report` gets lines of progress.
 
     Rates are measured in `run`, or given where it is None; without `devices`, the recipe's count.
     Raises InputError if something is missing, contradicts itself, or cannot be simulated.
@@ -91,7 +92,7 @@ def plan(
         notes.append("queues.filter_tied: how many groups will be dropped is not known; none here")
     if config.queues.ess_target is not None:
         notes.append("queues.ess_target: the window of staleness is taken as always at its widest")
-    prospects = predict(config, rates, bounds=bounds, devices=devices)
+    prospects = predict(config, rates, bounds=bounds, devices=devices, report=report)
     return {
         "recipe": config.name,
         "devices": devices,

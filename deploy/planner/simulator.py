@@ -110,9 +110,9 @@ class SimulatedEngine:
         left = max(0.0, self.running[0][0] - self.token)
         return self.now + self.stalled + left * self.rates.token_seconds(len(self.running))
 
-    def sampled(self, began: float, length: int) -> Counter[int]:
+    def sampled(self, began: float, length: int) -> dict[int, int]:
         """Count the tokens of a rollout by the version that sampled them."""
-        tokens: Counter[int] = Counter()
+        tokens: dict[int, int] = {}
         index = bisect_right(self.swaps, began, key=lambda swap: swap[0]) - 1
         done = 0
         while done < length:
@@ -120,9 +120,10 @@ class SimulatedEngine:
             index += 1
             until = self.swaps[index][0] - began if index < len(self.swaps) else FOREVER
             upto = length if until >= length else max(done, round(until))
-            tokens[version] += upto - done
+            if upto > done:
+                tokens[version] = tokens.get(version, 0) + upto - done
             done = upto
-        return +tokens
+        return tokens
 
 
 class Simulation:
@@ -190,7 +191,7 @@ class Simulation:
             engine.stalled += self._rates.engine.turnover_seconds / 2
             engine.free_slots += 1
             group = lease.group_id
-            self._sampled[group] += engine.sampled(began, round(end - began))
+            self._sampled[group].update(engine.sampled(began, round(end - began)))
             self._unfinished[group] -= 1
             if not self._unfinished[group]:
                 del self._unfinished[group]

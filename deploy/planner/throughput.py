@@ -4,10 +4,11 @@ Each combination is a run in simulated time. Each of several engines is as fast 
 several ranks share a batch's tokens and gain nothing on the time that a batch takes besides.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from math import exp
+from time import monotonic
 
 from deploy.config.run_config import RunConfig
 from deploy.planner.rates import LearnerRates, Rates
@@ -20,6 +21,7 @@ ROLLOUTS = 20_000
 """Approximate number of rollouts in a simulated run."""
 FEWEST_STEPS, MOST_STEPS = 20, 60
 MOST_SPLITS = 12
+PROGRESS_SECONDS = 10.0
 MOST_ACTORS = 1024
 """Engines of a simulated run; with this many, a plan of a few bounds takes a minute or two."""
 BUSY = 0.05
@@ -43,20 +45,31 @@ class Prospect:
 
 
 def predict(
-    config: RunConfig, rates: Rates, *, bounds: Sequence[int], devices: int
+    config: RunConfig,
+    rates: Rates,
+    *,
+    bounds: Sequence[int],
+    devices: int,
+    report: Callable[[str], None] = lambda line: None,
 ) -> list[Prospect]:
     """Predict every bound with splits of the devices, by split and then by bound.
 
     Few splits are all tried. Of many, about MOST_SPLITS are tried, the recipe's own among them, and
     then those between the best one and its neighbours, until no split beside the best one is left.
-    Raises InputError if the devices are too few or too many, or the recipe cannot be simulated.
+    Every PROGRESS_SECONDS `report` gets a line. Raises InputError if the devices are too few or too
+    many, or the recipe cannot be simulated.
     """
     prospects: dict[int, list[Prospect]] = {}
     untried = some_counts(most_actors(config, devices), config.actors.count)
+    reported = monotonic()
     while untried:
+        known = len(prospects) + len(untried)
         for actors in untried:
             ranks = devices - actors * config.actors.tensor_parallel_size
             prospects[actors] = predict_split(config, rates, actors, ranks, bounds)
+            if (now := monotonic()) - reported >= PROGRESS_SECONDS:
+                report(f"simulated {len(prospects)} of {known} splits of {devices} devices")
+                reported = now
         chosen = best([prospect for split in prospects.values() for prospect in split])
         untried = between(sorted(prospects), chosen.actors)
     return [prospect for actors in sorted(prospects) for prospect in prospects[actors]]

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from deploy.config.loader import load_recipe
+from deploy.planner import throughput
 from deploy.planner.plan import PlanInputs, parse_bounds, plan, show
 from deploy.planner.rates import EngineRates, LearnerRates, Rates
 from deploy.planner.throughput import (
@@ -109,6 +110,13 @@ def test_too_few_devices_and_more_engines_than_a_plan_simulates_are_refused(
     with pytest.raises(InputError, match=message):
         predict(config, rates(train=0.002), bounds=[1], devices=devices)
     assert most_actors(config, workers * (MOST_ACTORS + 1)) == MOST_ACTORS
+
+
+def test_a_plan_says_how_many_splits_it_has_simulated(monkeypatch):
+    monkeypatch.setattr(throughput, "PROGRESS_SECONDS", 0.0)
+    lines = []
+    predict(recipe(), rates(train=0.002), bounds=[1], devices=4, report=lines.append)
+    assert lines == [f"simulated {n} of 3 splits of 4 devices" for n in (1, 2, 3)]
 
 
 def test_a_setting_is_that_of_the_run():
