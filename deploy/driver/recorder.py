@@ -86,22 +86,16 @@ class Recorder:
                     if not is_full(error, self._context.directory.path):
                         raise
             if status.version < status.steps:
-                self._check_failures(status)
+                await self._check_failures(status)
 
     async def check_complete(self) -> None:
         """Raise RunFailed if the run trained nothing, or less than asked, as prompts failed."""
-        path, version = self._context.directory.path, self._context.record.version
-        status = await self._processes.broker.status(after=version)
+        status = await self._processes.broker.status(after=self._context.record.version)
         if status.version >= status.steps or (status.version and not status.depth[State.FAILED]):
             return
-
-        def read() -> str:
-            with open_ledger(path, verify=False) as database:
-                return describe_failed(failed_prompts(database), path)
-
         raise RunFailed(
             f"{status.version} of {status.steps} steps are trained, and no prompt is left to train "
-            f"on; {await run_in_daemon_thread(read) or 'every group was dropped'}"
+            f"on; {await self._failed() or 'every group was dropped'}"
         )
 
     async def conclude(self, status: str) -> None:
@@ -188,15 +182,24 @@ class Recorder:
                     f"queues.max_staleness = {bound}"
                 )
 
-    def _check_failures(self, status: BrokerStatus) -> None:
+    async def _check_failures(self, status: BrokerStatus) -> None:
         if (failed := self._failures.exceeded(status.depth)) is not None:
-            limits, name = self._context.config.deploy, self._context.directory.path.name
+            limits = self._context.config.deploy
             raise RunFailed(
                 f"{failed} of the last {limits.failure_window} groups failed for good, more than "
-                f"deploy.max_failed_groups = {limits.max_failed_groups}; once the cause is mended, "
-                f"`headway requeue {name}` puts their prompts back; the last failure: "
-                f"{status.last_error}"
+                f"deploy.max_failed_groups = {limits.max_failed_groups}; "
+                f"{await self._failed() or status.last_error}"
             )
+
+    async def _failed(self) -> str:
+        """Name what failed for good, and what to type."""
+        path = self._context.directory.path
+
+        def read() -> str:
+            with open_ledger(path, verify=False) as database:
+                return describe_failed(failed_prompts(database), path)
+
+        return await run_in_daemon_thread(read)
 
 
 def describe(batch: TrainedBatch, record: Record) -> str:

@@ -139,21 +139,36 @@ def test_rollouts_that_cannot_be_read_do_not_end_the_run(tmp_path, caplog):
     assert "no rollouts of batch 0 are kept as text" in caplog.text
 
 
-def test_failures_of_this_session_end_the_run_with_the_last_error(tmp_path):
+ERROR = 'raised KeyError("lost")\n  File "/home/me/task.py", line 3, in score'
+
+
+async def write_failures(folder, count):
+    """Leave the ledger of a run in which so many groups failed for good."""
+    async with opened(make_broker(folder, max_attempts=1)) as broker:
+        await begin_work(broker, 8)
+        for _ in range(count):
+            (lease,) = await broker.lease("a", 2, WAIT)
+            await broker.fail("a", lease.group_id, 1, reason="reward", error=ERROR)
+
+
+@pytest.mark.parametrize("recorded", [True, False])
+def test_failures_of_this_session_end_the_run_with_the_last_error(tmp_path, recorded):
     processes = Processes(depth={"failed": 5})
+    asyncio.run(write_failures(tmp_path, 6 * recorded))
 
     async def ask(after):
         processes.status["depth"] = {"failed": processes.status["depth"]["failed"] + 1}
         return SimpleNamespace(**{**processes.status, "last_error": "a reward raised"})
 
     processes.broker.status = ask
-    with pytest.raises(
-        RunFailed, match=r"^3 of the last 640 groups failed for good.*a reward raised$"
-    ):
+    with pytest.raises(RunFailed, match=r"^3 of the last 640 groups failed for good") as caught:
         follow(make_context(tmp_path, max_failed_groups=2), processes)
-
-
-ERROR = 'raised KeyError("lost")\n  File "/home/me/task.py", line 3, in score'
+    if recorded:  # attempts of other groups may have failed since
+        assert f"of prompt sums/0/5: {ERROR}\n" in str(caught.value)
+        again = f"headway requeue {tmp_path}, then headway resume {tmp_path}"
+        assert str(caught.value).endswith(again)
+    else:
+        assert str(caught.value).endswith("; a reward raised")
 
 
 @pytest.mark.parametrize(
@@ -163,11 +178,7 @@ ERROR = 'raised KeyError("lost")\n  File "/home/me/task.py", line 3, in score'
 async def test_a_run_that_trained_less_than_asked_as_prompts_failed_has_failed(
     tmp_path, trained, failing, ends
 ):
-    async with opened(make_broker(tmp_path, max_attempts=1)) as broker:
-        await begin_work(broker, 8)
-        for _ in range(failing):
-            (lease,) = await broker.lease("a", 2, WAIT)
-            await broker.fail("a", lease.group_id, 1, reason="reward", error=ERROR)
+    await write_failures(tmp_path, failing)
     context = make_context(tmp_path)
     processes = Processes(version=trained, depth={"failed": failing})
     checked = Recorder(context, processes, trackers_of(context)).check_complete()
