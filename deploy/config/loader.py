@@ -4,6 +4,7 @@ Presets are the algorithm part of a recipe, under a name: TOML files in recipes/
 at the top describes each and names its source. Keys of the recipe take precedence.
 """
 
+import csv
 import json
 import tomllib
 from collections.abc import Iterator, Sequence
@@ -112,7 +113,8 @@ def load_recipe(recipe: str, overrides: Sequence[str] = ()) -> RunConfig:
     Args:
         recipe: Path of a TOML file, the name of a shipped recipe (`demo`), or the name of a preset,
             which stands for the demo's task and warm start with that preset.
-        overrides: `key=value` with dotted keys; values are TOML, or else plain strings.
+        overrides: `key=value` with dotted keys, whose parts may be quoted; values are TOML, or else
+            plain strings.
 
     Raises:
         InputError: The recipe is not valid; has one line for each problem.
@@ -230,7 +232,7 @@ def _override(document: dict[str, Any], override: str) -> None:
         value = tomllib.loads(f"value = {text}")["value"]
     except tomllib.TOMLDecodeError:
         value = text
-    *sections, last = key.strip().split(".")
+    *sections, last = next(csv.reader([key.strip().replace("'", '"')], delimiter="."))
     if "\n" in text or not all((*sections, last)):
         raise InputError(f"--set {override!r}: write one key=value, the key's parts not empty")
     table = document

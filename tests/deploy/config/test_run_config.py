@@ -28,6 +28,16 @@ def test_overrides_change_typed_values_and_plain_strings():
     assert config.actors.cores == ("3",)
 
 
+@pytest.mark.parametrize("quote", ['"', "'"])
+def test_parts_of_an_override_s_key_may_be_quoted_as_in_toml(quote):
+    score = "mine.one:score"
+    overrides = [
+        f"actors.reward=['{score}']",
+        f"actors.reward_options.{quote}{score}{quote}.port=8",
+    ]
+    assert load_recipe("demo", overrides).actors.reward_options == {score: {"port": 8}}
+
+
 REFUSED = [
     ("learner.lerning_rate=1", "learner.lerning_rate: unknown key; did you mean 'learning_rate'?"),
     ("learner.lr=1", "learner.lr: unknown key; did you mean 'learning_rate'?"),
