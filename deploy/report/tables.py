@@ -17,6 +17,7 @@ from queues.readers.accounting import Accounting, FailedPrompt, failed_prompts
 from queues.readers.open_run import open_ledger
 from queues.readers.selection_bias import LEFT_OUT, BiasReport
 from queues.records import Purpose
+from queues.state.groups import UNREACHABLE
 
 SHOWN = 20
 """Most failed prompts in a table."""
@@ -45,7 +46,8 @@ def show(summary: dict[str, Any], directory: RunDirectory, console: Console) -> 
         with open_ledger(directory.path, verify=False) as database:
             ended = summary["version"] >= summary["steps"]  # and needs none of them
             text = describe_failed(failed_prompts(database), None if ended else directory.path)
-        console.print(text, markup=False, soft_wrap=True)
+        if text:
+            console.print(text, markup=False, soft_wrap=True)
 
 
 def show_runs(runs: Sequence[RunDirectory], console: Console) -> None:
@@ -151,14 +153,15 @@ def describe_failed(failed: Sequence[FailedPrompt], run: Path | None) -> str:
     """Name the first prompts that failed for good, the last error, and for a run what to type."""
     texts = []
     for purpose, what in ((Purpose.TRAIN, "training"), (Purpose.EVALUATE, "held-out")):
-        prompts = [prompt for prompt in failed if prompt.purpose == purpose]
+        prompts = [x for x in failed if x.purpose == purpose and x.reason != UNREACHABLE]
         if not prompts:
             continue
-        names, last = ", ".join(prompt.prompt_id for prompt in prompts[:NAMED]), prompts[-1]
-        more = f" and {len(prompts) - NAMED} more" if len(prompts) > NAMED else ""
+        names, last = list(dict.fromkeys(prompt.prompt_id for prompt in prompts)), prompts[-1]
+        more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
         texts.append(
-            f"failed for good: {len(prompts)} {what} groups, of prompts {names}{more}; the last "
-            f"error, of prompt {last.prompt_id}: {cut(last.error, LONGEST_ERROR)}"
+            f"failed for good: {len(prompts)} {what} groups, of prompts "
+            f"{', '.join(names[:NAMED])}{more}; the last error, of prompt {last.prompt_id}: "
+            f"{cut(last.error, LONGEST_ERROR)}"
         )
         if run and purpose is Purpose.TRAIN:
             texts.append(f"to try them again: headway requeue {run}, then headway resume {run}")

@@ -9,6 +9,7 @@ from rich.console import Console
 from deploy.report.tables import describe_failed, show_bias, show_failed
 from queues.readers.accounting import FailedPrompt
 from queues.readers.selection_bias import Fate, compare
+from queues.state.groups import UNREACHABLE
 
 TRAINED = [Fate(name="trained", age=1, seconds=2.0, tokens=10.0, reward=0.5)] * 3
 
@@ -38,7 +39,8 @@ def test_failed_prompts_are_shown_with_the_lines_that_raised_most_often():
 def test_what_failed_is_named_and_only_training_prompts_are_tried_again(run):
     failed = [
         *(FailedPrompt(f"p/{n}", f"g{n}", "train", 3, "reward", f"raised {n}") for n in range(49)),
-        FailedPrompt("h/1", "e1", "evaluate", 3, "reward", "raised late" + "!" * 9000),
+        *[FailedPrompt("h/1", "e1", "evaluate", 3, "reward", "raised late" + "!" * 9000)] * 2,
+        FailedPrompt("h/2", "e2", "evaluate", 0, UNREACHABLE, "training ended at version 3"),
     ]
     training, *hint, heldout = describe_failed(failed, run).splitlines()
     assert training == (
@@ -47,9 +49,9 @@ def test_what_failed_is_named_and_only_training_prompts_are_tried_again(run):
     )
     again = "to try them again: headway requeue runs/mine, then headway resume runs/mine"
     assert hint == ([again] if run else [])
-    assert heldout.startswith("failed for good: 1 held-out groups, of prompts h/1; the last error")
+    assert heldout.startswith("failed for good: 2 held-out groups, of prompts h/1; the last error")
     assert len(heldout) < 2000
-    assert describe_failed([], run) == ""
+    assert describe_failed(failed[-1:], run) == ""
 
 
 def test_what_was_dropped_is_shown_beside_what_was_trained():
