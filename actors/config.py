@@ -173,7 +173,8 @@ class ActorsConfig(Section):
     """Generate one more rollout for every training group, greedily by the same weights: it is
     scored and not trained, and its reward is the baseline of ReMax."""
     reward_timeout_seconds: Resumable[float] = Field(default=30.0, gt=0)
-    """Deadline of each reward of a rollout; past it the rollout fails."""
+    """Deadline of each reward of a rollout; past it the rollout fails, or the service that the
+    reward waits for over the network counts as away."""
     code_execution: Resumable[Literal["off", "sandbox"]] = "off"
     """Allow the reward `code` and the tool `python` to run programs that a model writes, in a
     sandbox; without one on the machine, the run is refused."""

@@ -95,7 +95,13 @@ def waits_on_network() -> bool:
     """Return True if a thread in which this task has called user code waits for the network."""
     name, running = call_name(), sys._current_frames()
     threads = [thread.ident for thread in threading.enumerate() if thread.name == name]
-    return any(_in_network(walk_stack(running[x])) for x in threads if x in running)
+    return any(in_network(walk_stack(running[x])) for x in threads if x in running)
+
+
+def in_network(stack: Iterable[tuple[FrameType, int]]) -> bool:
+    """Return True if the frames of a thread, or of a traceback, wait for the network."""
+    files = [frame.f_code.co_filename for frame, _ in stack]
+    return any(part in file for file in files for part in NETWORK)
 
 
 def _causes(error: BaseException) -> Iterator[BaseException]:
@@ -129,12 +135,7 @@ def _is_away(error: BaseException) -> bool:
     if isinstance(error, OSError) and error.errno in UNREACHABLE:
         return True
     late = isinstance(error, TimeoutError | asyncio.CancelledError)
-    return late and _in_network(walk_tb(error.__traceback__))
-
-
-def _in_network(stack: Iterable[tuple[FrameType, int]]) -> bool:
-    files = [frame.f_code.co_filename for frame, _ in stack]
-    return any(part in file for file in files for part in NETWORK)
+    return late and in_network(walk_tb(error.__traceback__))
 
 
 class Outages:

@@ -42,7 +42,7 @@ MOST = 8
 LOAD_SECONDS = 60.0
 """Deadline of a process to start and to import a reward, apart from that of its calls."""
 GRACE_SECONDS = 1.0
-"""Time for the process that coroutines share to say that one was late."""
+"""Time for a process to say that a call was late."""
 PAUSES = (0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 30.0)
 """Seconds before a call is repeated that has lost its process."""
 SHARED = 256
@@ -167,8 +167,9 @@ class RewardPool:
             try:
                 await self._load(process, message["call"])
                 self._lend_when_slow(slot)
-                answer = await process.ask(message, timeout)
-                healthy = not answer.get("memory") and not self._bloated(process)
+                answer = await process.ask(message, timeout + GRACE_SECONDS)
+                spoilt = answer.get("memory") or "away" in answer  # by connections, say
+                healthy = not spoilt and not self._bloated(process)
                 return self._parts(answer)
             except Unanswered:
                 raise RewardFailed(f"took longer than {timeout:g} s") from None

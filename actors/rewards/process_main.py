@@ -17,12 +17,15 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
+from traceback import walk_stack
+from types import FrameType
 from typing import Any
 
+from actors.outages import in_network, outage
 from actors.rewards.find_reward import parts_of
 from actors.rewards.server import Server, serve
 from actors.sandbox import linux
-from headway.user_code import is_coroutine
+from headway.user_code import is_coroutine, where_raised
 
 SIGNALLED = 128
 """Added to the number of the signal that ended the server, in the exit code of init."""
@@ -49,9 +52,9 @@ class RewardServer(Server):
         end = asyncio.create_task(cancel_after(seconds, asyncio.current_task()))
         try:
             parts = parts_of(name, await reward(*message["arguments"]))
-        except asyncio.CancelledError:
+        except asyncio.CancelledError as error:
             if end.done():
-                return late
+                return late | ({"away": 0.0, "where": where_raised(error)} if outage(error) else {})
             raise
         finally:
             end.cancel()
@@ -63,14 +66,25 @@ class RewardServer(Server):
         reward, arguments = self.load(name, options), message["arguments"]
         if is_coroutine(reward):
             return None
-        return lambda: {"parts": parts_of(name, self._returned(partial(reward, *arguments)))}
+        function, seconds = partial(reward, *arguments), message["seconds"]
+        return lambda: {"parts": parts_of(name, self._returned(function, seconds))}
 
-    def _returned(self, function: Callable[[], Any]) -> Any:
+    def _returned(self, function: Callable[[], Any], seconds: float) -> Any:
         """Call a plain function, and undo what it does to its process that the next would notice.
 
         `asyncio.get_event_loop` gives it a loop of its own, in which an awaitable that it returns
-        is awaited.
+        is awaited. After so many seconds, a function that waits for the network is cancelled, since
+        its service is away; any other one waits for the end of its process.
         """
+
+        def end_wait(_: int, frame: FrameType | None) -> None:
+            if in_network(walk_stack(frame)):
+                raise asyncio.CancelledError(f"took longer than {seconds:g} s")
+            while True:
+                signal.pause()
+
+        signal.signal(signal.SIGALRM, end_wait)
+        signal.setitimer(signal.ITIMER_REAL, seconds)
         if self._own_loop.is_closed():
             self._own_loop = asyncio.new_event_loop()
         asyncio.set_event_loop(self._own_loop)

@@ -138,6 +138,16 @@ def test_a_service_that_fails_in_passing_is_asked_again_after_growing_pauses(fau
     assert all(pause <= max(asked, LONGEST_PAUSE) for pause in clock.pauses)
 
 
+@pytest.mark.parametrize("function", ["score", "score_later"])
+def test_a_service_that_hangs_is_away_though_the_reward_sets_no_deadline(function, caplog):
+    clock, name = Clock(), f"judged:{function}"
+    with judging("slow") as url:
+        assert mark(url, clock, name=name, timeout=0.5) == 0.7
+    assert len(clock.pauses) == 1
+    assert "took longer than 0.5 s" in caplog.text
+    assert "judged.py" in caplog.text
+
+
 @pytest.mark.parametrize("away", [3.0, 60.0, 590.0])
 def test_a_service_that_is_away_at_first_is_waited_for(away):
     port, servers = free_port(), []
