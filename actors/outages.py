@@ -184,7 +184,8 @@ class Outages:
                 if is_over:
                     raise ServiceLost(
                         f"{who} has waited {now - first:.0f} s (actors.outage_seconds = "
-                        f"{self._seconds:g}) on a service that is away: {error}"
+                        f"{self._seconds:g}) on a service that is away; once it answers, "
+                        f"`headway resume` goes on with the run: {error}"
                     ) from error
                 await self._pause(tries, error.retry_after, first + self._seconds - now)
             else:

@@ -187,6 +187,7 @@ def test_a_service_that_stays_away_ends_the_run_and_is_named_with_who_waits(capl
     with pytest.raises(ServiceLost) as caught:
         mark(url, clock, outages=outages)
     assert "reward 'judged:score' has waited 50 s (actors.outage_seconds = 50)" in str(caught.value)
+    assert "once it answers, `headway resume` goes on" in str(caught.value)
     assert "Connection refused" in str(caught.value)
     assert sum(clock.pauses) == pytest.approx(50.0)
     [(who, cause, seconds)] = outages.reports()
