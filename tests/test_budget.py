@@ -14,9 +14,9 @@ BUDGET = {
     "headway": 1961,
     "queues": 6008,
     "weight_sync": 4293,
-    "actors": 11756,
+    "actors": 11774,
     "learner": 10259,
-    "deploy": 16893,
+    "deploy": 16901,
     "benchmarks": 7249,
     "examples": 208,
 }
