@@ -81,7 +81,7 @@ coverage: setup  ## Lines and branches that the fast tests run, with a floor; OP
 	$(BIN)/coverage combine --quiet
 	$(BIN)/coverage report
 
-test-slow: setup  ## What takes minutes each, and properties with many examples; says how long
+test-slow: setup  ## What takes minutes or many processes, and properties with many examples; says how long
 	$(PYTEST) -n 2 --dist loadscope --hypothesis-profile full -m "slow or hypothesis"
 
 test-gpu:  ## What needs a GPU, after `make setup-gpu`; without one these tests are skipped

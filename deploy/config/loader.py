@@ -232,8 +232,9 @@ def _override(document: dict[str, Any], override: str) -> None:
         value = tomllib.loads(f"value = {text}")["value"]
     except tomllib.TOMLDecodeError:
         value = text
-    *sections, last = next(csv.reader([key.strip().replace("'", '"')], delimiter="."))
-    if "\n" in text or not all((*sections, last)):
+    lines = key.strip().replace("'", '"').splitlines()
+    *sections, last = next(csv.reader(lines, delimiter="."))
+    if len(lines) > 1 or "\n" in text or not all((*sections, last)):
         raise InputError(f"--set {override!r}: write one key=value, the key's parts not empty")
     table = document
     for section in sections:

@@ -153,7 +153,7 @@ def describe_failed(failed: Sequence[FailedPrompt], run: Path | None) -> str:
     """Name the first prompts that failed for good, the last error, and for a run what to type."""
     texts = []
     for purpose, what in ((Purpose.TRAIN, "training"), (Purpose.EVALUATE, "held-out")):
-        prompts = [x for x in failed if x.purpose == purpose and x.reason != UNREACHABLE]
+        prompts = [p for p in failed if p.purpose == purpose and p.reason != UNREACHABLE]
         if not prompts:
             continue
         names, last = list(dict.fromkeys(prompt.prompt_id for prompt in prompts)), prompts[-1]

@@ -55,6 +55,8 @@ REFUSED = [
     ("actors.max_num_seqs=4", "unknown key; set actors.max_concurrent_rollouts instead"),
     ("actors.n=8", "actors.n: unknown key; set prompts.group_size instead"),
     ("queues.zzz=1", "queues.zzz: unknown key; valid keys are max_staleness"),
+    ("na\nme=1", "write one key=value, the key's parts not empty"),
+    ('actors.""=1', "write one key=value, the key's parts not empty"),
     ("steps=many", 'steps = "many": must be a whole number'),
     ("steps=1.5", "steps = 1.5: must be a whole number"),
     ("heldout.sampled='true'", '"true": must be true or false, without quotes'),
