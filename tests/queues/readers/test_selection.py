@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import sqlite3
+import time
 
 import pytest
 
@@ -209,9 +210,10 @@ async def test_a_prompt_that_used_up_its_attempts_is_set_aside_for_good_with_its
 async def test_whoever_waits_for_work_gets_a_failed_group_when_its_wait_is_over(connect):
     async with opened(connect(retry_seconds=0.2)) as broker:
         (lease,) = await begin_work(broker, 1, capacity=2)
+        failed_at = time.monotonic()
         await broker.fail("a", lease.group_id, 1, reason="reward", error="boom")
-        assert await broker.lease("a", 2, 0.0) == []
         (again,) = await broker.lease("a", 2, WAIT)
+        assert time.monotonic() - failed_at >= 0.2, "not before, however late the machine is"
         assert (again.group_id, again.attempt) == (lease.group_id, 2)
 
 
