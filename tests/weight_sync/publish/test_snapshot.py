@@ -16,6 +16,7 @@ from torch import Tensor
 
 from tests.weight_sync.checksum import checksum
 from tests.weight_sync.conftest import same
+from weight_sync.manifest import Manifest
 from weight_sync.publish import snapshot as snapshot_module
 from weight_sync.publish.snapshot import PIECE_ELEMENTS, Gpu, Snapshot, bytes_of
 from weight_sync.publish.staged_publisher import StagedPublisher
@@ -162,8 +163,18 @@ def test_versions_are_published_and_announced_before_a_slow_checksum_which_no_ot
     made = iter(slow)
     monkeypatch.setattr(snapshot_module.xxhash, "xxh3_64", lambda: next(made))
     announced: list[int] = []
-    with StagedPublisher(transport, lambda m: announced.append(m.version)) as publisher:
-        digests = [publisher.publish(version, weights(version).items()) for version in (0, 1)]
+    first_sent, second_copied = threading.Event(), threading.Event()
+
+    def announce(manifest: Manifest) -> None:
+        first_sent.set()  # before this, the second takes its place and its memory
+        assert second_copied.wait(30)  # after this, its memory is free
+        announced.append(manifest.version)
+
+    with StagedPublisher(transport, announce) as publisher:
+        digests = [publisher.publish(0, weights(0).items())]
+        assert first_sent.wait(30)
+        digests.append(publisher.publish(1, weights(1).items()))
+        second_copied.set()
         publisher.flush(30)
         assert announced[-1] == 1
         assert not any(digest.done() for digest in digests)
