@@ -14,12 +14,14 @@ pytestmark = [pytest.mark.slow, pytest.mark.ray, pytest.mark.deepspeed, pytest.m
 
 @pytest.fixture(scope="module")
 def run(headway):
-    """Summary, rollouts and weight updates of a run whose rollouts outlast several updates.
+    """Summary, rollouts and weight updates of a run whose engine generates during every update.
 
-    While its engine starts, Ray is looked at as the run says.
+    It has a few rollouts at a time, of many in a batch, so that it takes longer than the learner.
+    While the engine starts, Ray is looked at as the run says.
     """
-    settings = ("steps=8", "heldout.every=8", "actors.engine=vllm", "actors.max_new_tokens=160")
-    process = headway.start("run", "name=real", *settings)
+    lengths = ("steps=8", "heldout.every=8", "actors.max_new_tokens=160")
+    pace = ("prompts.groups_per_batch=6", "actors.max_concurrent_rollouts=2")
+    process = headway.start("run", "name=real", "actors.engine=vllm", *lengths, *pace)
     line = next(line for line in process.stdout if "ray status" in line).rstrip()
     assert re.search(r"RAY_AUTH_MODE=token \w+=0 ray status --address 127[.\d]+:\d+$", line)
     until(lambda: "Total Usage" in ray_status(line.partition(": ")[2]))  # after some seconds
@@ -42,7 +44,7 @@ def sampled_versions(row):
 def test_no_trained_token_is_older_than_the_bound(run):
     summary, rows, _ = run
     trained = [row for row in rows if row["state"] == "trained"]
-    assert len(trained) == summary["rollouts_trained"] == 8 * 2 * 2
+    assert len(trained) == summary["rollouts_trained"] == 8 * 6 * 2
     lags = [row["trained_version"] - v for row in trained for v in sampled_versions(row)]
     assert min(lags) >= 0
     assert max(lags) == summary["max_lag_trained"] <= 2
