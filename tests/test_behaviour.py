@@ -16,13 +16,17 @@ BETWEEN_CPUS = {"rel": 1e-4, "abs": 1e-6}
 """Tolerance of figures; those of kernels for AVX-512 and for SSE differ by a hundredth of it."""
 
 
+def whole_run(test):
+    """Mark a test of the locked run, which CI leaves to other whole runs (`deploy/runs`)."""
+    return pytest.mark.slow(pytest.mark.ray(pytest.mark.deepspeed(test)))
+
+
 @pytest.fixture(scope="module")
 def locked(tmp_path_factory):
     return behaviour.play(tmp_path_factory.mktemp("locked"))
 
 
-@pytest.mark.ray
-@pytest.mark.deepspeed
+@whole_run
 def test_a_run_without_lag_trains_the_same_weights(locked):
     current, expected = locked["weights"], recorded("weights.json")
     for version, before in zip(current["versions"], expected["versions"], strict=True):
@@ -32,21 +36,18 @@ def test_a_run_without_lag_trains_the_same_weights(locked):
         assert current == expected, "the figures agree, the bits of the weights do not"
 
 
-@pytest.mark.ray
-@pytest.mark.deepspeed
+@whole_run
 def test_a_run_without_lag_trains_only_tokens_of_the_newest_version(locked):
     assert locked["lags"] == ["0"]
 
 
-@pytest.mark.ray
-@pytest.mark.deepspeed
+@whole_run
 @pytest.mark.parametrize("document", ["summary", "inspect"])
 def test_documents_of_a_run_have_the_same_keys(locked, document):
     assert locked[document] == recorded(f"{document}_keys.json")
 
 
-@pytest.mark.ray
-@pytest.mark.deepspeed
+@whole_run
 def test_processes_of_a_run_show_the_same_metrics(locked):
     expected = {
         name: {metric for metric, about in metrics.items() if about["in_locked_run"]}

@@ -173,7 +173,15 @@ class InProcess:
         return SimpleNamespace(remote=getattr(self._target, name))
 
 
-@pytest.fixture(params=["in_process", pytest.param("ray", marks=pytest.mark.ray)])
+over_ray = pytest.mark.parametrize(
+    "connect", ["in_process", pytest.param("ray", marks=pytest.mark.ray)], indirect=True
+)
+"""Marks tests whose broker is tried over Ray in CI too; one process for each test would be many."""
+
+
+@pytest.fixture(
+    params=["in_process", pytest.param("ray", marks=[pytest.mark.ray, pytest.mark.slow])]
+)
 def connect(request, tmp_path):
     """Make the broker under test: in this process, or a client of one in a Ray actor."""
     if request.param == "in_process":

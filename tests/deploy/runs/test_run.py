@@ -9,6 +9,7 @@ from deploy.api.training_run import results
 from deploy.observability.samples import heading, text_of
 from deploy.offline.rollouts import read_samples
 from deploy.storage.run_directory import RunDirectory
+from tests.behaviour import paths, recorded
 
 pytestmark = [pytest.mark.ray, pytest.mark.deepspeed]
 
@@ -34,6 +35,16 @@ def test_a_run_prints_its_table_and_report_and_neither_lines_of_ray_nor_codes_of
     assert (finished.folder / "report.html").read_text().startswith("<!doctype html>")
     assert "(raylet)" not in finished.output
     assert "\x1b" not in finished.output
+
+
+ABSENT = {"checksum", *(f"heldout_sampled[].{k}" for k in ("samples", "pass_at_k", "incomplete"))}
+"""Keys of summary.json that reading takes off, or that several samples of a problem add."""
+
+
+@pytest.mark.parametrize(("document", "absent"), [("summary", ABSENT), ("inspect", set())])
+def test_documents_of_a_run_have_every_recorded_key(headway, finished, document, absent):
+    documents = {"summary": finished.summary, "inspect": headway.accounting("small")}
+    assert set(recorded(f"{document}_keys.json")) - set(paths(documents[document])) == absent
 
 
 def test_a_finished_run_is_read_from_python(finished):

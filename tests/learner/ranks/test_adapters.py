@@ -161,7 +161,7 @@ def test_factors_alone_are_trained_and_saved_and_gone_on_with(model_path, tmp_pa
     rank.close()
 
 
-@pytest.mark.parametrize("stage", [1, 3])
+@pytest.mark.parametrize("stage", [1, pytest.param(3, marks=pytest.mark.slow)])
 def test_a_critic_trains_factors_and_its_head_and_goes_on_with_both(model_path, tmp_path, stage):
     critic = {"lora": {"rank": 4}, "learning_rate": 1e-2}
     settings = {"zero_stage": stage, "advantage": "gae", "loss": "ppo", "critic": critic}

@@ -1,4 +1,7 @@
-"""The broker's contract: one suite against `Broker` and against `BrokerClient` over Ray."""
+"""The broker's contract: one suite against `Broker` and against `BrokerClient` over Ray.
+
+Over Ray all but a few tests are slow, for each starts a process.
+"""
 
 import asyncio
 import contextlib
@@ -16,6 +19,7 @@ from tests.queues.conftest import (
     begin_work,
     make_prompts,
     opened,
+    over_ray,
     put_all,
     train_a_batch,
 )
@@ -68,6 +72,7 @@ async def learn(broker, steps):
     return batches
 
 
+@over_ray
 async def test_a_run_trains_every_step_from_prompts_to_acknowledgement(connect):
     async with opened(connect()) as broker:
         issued, leased, batches = await asyncio.gather(feed(broker), work(broker), learn(broker, 3))
@@ -143,6 +148,7 @@ async def test_the_learner_waits_for_the_group_that_is_due(connect):
         }
 
 
+@over_ray
 async def test_take_is_idempotent_and_keeps_to_the_order_of_versions(connect):
     async with opened(connect()) as broker:
         await begin_work(broker, 4)
@@ -222,6 +228,7 @@ async def test_a_failed_group_goes_to_the_front_and_fails_after_its_attempts(con
         assert (accounting.queued, accounting.leased, accounting.balanced) == (1, 1, True)
 
 
+@over_ray
 async def test_a_released_engine_loses_its_leases_at_once_and_must_report_its_version_again(
     connect,
 ):
@@ -422,6 +429,7 @@ async def test_evaluations_of_versions_that_are_never_reached_do_not_hold_the_en
         assert (accounting.issued, accounting.failed, accounting.balanced) == (2, {}, True)
 
 
+@over_ray
 async def test_status_counts_what_was_accepted_and_names_the_last_failure(connect):
     async with opened(connect()) as broker:
         await broker.issue(make_prompts(2), cursor="2")
@@ -444,6 +452,7 @@ async def test_status_counts_what_was_accepted_and_names_the_last_failure(connec
         assert seen == [1, 2, 3], "training takes nothing from it"
 
 
+@over_ray
 async def test_closing_ends_every_long_poll(connect):
     async with opened(connect()) as broker:
         await broker.issue(make_prompts(6), cursor="6")
@@ -467,6 +476,7 @@ async def test_closing_ends_every_long_poll(connect):
                 await call
 
 
+@over_ray
 async def test_errors_of_callers_name_what_is_allowed(connect):
     async with opened(connect()) as broker:
         with pytest.raises(ProtocolError, match="capacity = 0 must be at least 1"):

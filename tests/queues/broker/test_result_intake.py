@@ -17,6 +17,7 @@ from tests.queues.conftest import (
     begin_work,
     make_group,
     make_rollout,
+    over_ray,
 )
 
 GOOD = [
@@ -101,6 +102,7 @@ async def test_an_error_is_raised_in_every_caller(monkeypatch):
     assert [str(outcome) for outcome in outcomes] == ["no room"] * len(GOOD)
 
 
+@over_ray
 async def test_every_put_of_a_message_has_its_own_answer(connect):
     broker = connect(groups_per_batch=2)
     first, second, third = await begin_work(broker, 3, capacity=8)

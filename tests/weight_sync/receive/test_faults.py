@@ -87,7 +87,13 @@ def swapped(version: int) -> list[str]:
     return ["pause", f"loading {version}", f"loaded {version} {digest}", "resume"]
 
 
-@pytest.mark.parametrize(("fault", "last"), [("slow-open", "staging"), ("slow-load", "loading 0")])
+@pytest.mark.parametrize(
+    ("fault", "last"),
+    [
+        pytest.param("slow-open", "staging", marks=pytest.mark.slow),
+        ("slow-load", "loading 0"),
+    ],
+)
 def test_a_receiver_killed_in_the_middle_is_seeded_with_the_newest_version(
     start, tmp_path, fault: str, last: str
 ) -> None:
@@ -103,7 +109,7 @@ def test_a_receiver_killed_in_the_middle_is_seeded_with_the_newest_version(
     assert lines(again) == swapped(3)
 
 
-@pytest.mark.parametrize("hang_at", [6, 8])
+@pytest.mark.parametrize("hang_at", [6, pytest.param(8, marks=pytest.mark.slow)])
 def test_a_publisher_killed_in_the_middle_leaves_the_version_before(
     start, tmp_path, hang_at: int
 ) -> None:
