@@ -16,7 +16,7 @@ BUDGET = {
     "weight_sync": 4293,
     "actors": 11774,
     "learner": 10259,
-    "deploy": 16902,
+    "deploy": 16907,
     "benchmarks": 7249,
     "examples": 208,
 }

@@ -22,12 +22,17 @@ def check_not_shadowed() -> None:
     """Check that each package is imported from the folder that contains this one.
 
     Ray puts the folder that a command runs in first on the path of its workers, so a package there
-    is refused, by an InputError, even if this process still imports the right one.
+    is refused, by an InputError, even if this process still imports the right one; so is a folder
+    that has been removed.
     """
     ours = Path(__file__).resolve().parents[2]
+    try:
+        here = Path.cwd()
+    except FileNotFoundError:
+        raise InputError("this folder has been removed; change to one that exists") from None
     for name in PACKAGES:
-        local = [path for path in (Path.cwd() / name, Path.cwd() / f"{name}.py") if path.exists()]
-        if local and Path.cwd().resolve() != ours:
+        local = [path for path in (here / name, here / f"{name}.py") if path.exists()]
+        if local and here.resolve() != ours:
             raise InputError(
                 f"{local[0]} hides Headway's package {name!r} from the processes of a run; "
                 f"{_advice(local[0])}"

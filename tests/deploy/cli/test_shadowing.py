@@ -1,8 +1,11 @@
 """A user's own folder with the name of one of ours."""
 
+import shlex
+import subprocess
+
 import pytest
 
-from tests.deploy.conftest import Headway
+from tests.deploy.conftest import HEADWAY, Headway
 
 
 @pytest.mark.parametrize("name", ["actors", "headway", "learner", "queues", "weight_sync"])
@@ -38,3 +41,14 @@ def test_a_module_elsewhere_on_the_path_is_named_too(tmp_path):
 def test_other_folders_are_fine(tmp_path):
     (tmp_path / "data").mkdir()
     assert Headway(tmp_path)("validate", "demo").returncode == 0
+
+
+def test_a_removed_folder_is_refused(tmp_path):
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    program = f"{shlex.quote(str(HEADWAY))} presets"
+    script = f"cd {shlex.quote(str(gone))} && rmdir {shlex.quote(str(gone))} && exec {program}"
+    result = subprocess.run(["sh", "-c", script], capture_output=True, text=True, timeout=60)
+    assert result.returncode == 2
+    assert "this folder has been removed" in result.stderr
+    assert "Traceback" not in result.stderr
