@@ -24,9 +24,9 @@ from learner.diagnostics.batch_statistics import StepTotals, batch_report
 from learner.diagnostics.off_policy import measure, origins
 from learner.diagnostics.update_sums import ComparedTokens, UpdateSums
 from learner.engine.protocol import Trainable, TrainEngine
+from learner.engine.reference import Reference
 from learner.losses.value_loss import CriticSums
 from learner.model.policy import before_each
-from learner.model.reference import Reference
 from learner.objective.objective import Objective
 from queues.records import RolloutGroup
 

@@ -28,14 +28,19 @@ STATEFUL = (
 ATTENTION = frozenset({"full_attention", "sliding_attention", "chunked_attention"})
 """Kinds of layers that may be packed."""
 
+QUANTISED = ("quantization_config", "compression_config", "quantization")
+QUANTISED_FILES = ("hf_quant_config.json", "quantize_config.json", "quant_config.json")
+"""Settings in config.json, and files, that say how the weights of a model are quantised."""
+
 
 def check_model(model_path: str) -> None:
     """Check the description of a model, and the headers of its weights if it is a folder.
 
-    Raises InputError if a file is missing or broken, the model does not predict the next token, or
-    its layers cannot be packed.
+    Raises InputError if a file is missing or broken, the model is quantised or does not predict the
+    next token, or its layers cannot be packed.
     """
     description = describe(model_path)
+    _refuse_quantised(model_path, description)
     names = description.get("architectures") or []
     if description.get("is_encoder_decoder") or (names and not names[0].endswith(CAUSAL)):
         raise InputError(
@@ -54,6 +59,20 @@ def check_model(model_path: str) -> None:
         )
     if Path(model_path).is_dir():
         weight_shapes(model_path)
+
+
+def _refuse_quantised(model_path: str, description: Mapping[str, Any]) -> None:
+    notes = [
+        f"{name} of config.json: {how.get('quant_method', how) if isinstance(how, dict) else how}"
+        for settings in (description, description.get("text_config") or {})
+        for name in QUANTISED if (how := settings.get(name))
+    ]  # fmt: skip
+    notes += [name for name in QUANTISED_FILES if (Path(model_path) / name).is_file()]
+    if notes:
+        raise InputError(
+            f"model {model_path!r} has quantised weights ({notes[0]}), which can neither be "
+            "trained nor replaced in engines; give the model that it was made from"
+        )
 
 
 def describe(model_path: str) -> Mapping[str, Any]:

@@ -29,6 +29,13 @@ def version_weight_bytes(config: RunConfig) -> int:
     return WEIGHT["bfloat16" if half else "float32"]
 
 
+def reference_weight_bytes(learner: LearnerConfig) -> int:
+    """Return the bytes of a weight of the reference, which is float32 where it moves in part."""
+    kl = learner.kl
+    soft = kl is not None and kl.refresh_every is not None and kl.refresh_mix < 1
+    return WEIGHT["float32" if soft else learner.dtype]
+
+
 def checkpoint_bytes(learner: LearnerConfig, weights: int, adapters: int = 0) -> int:
     """Return the bytes of a checkpoint of a model, with its critic and its refreshed reference.
 
@@ -40,7 +47,8 @@ def checkpoint_bytes(learner: LearnerConfig, weights: int, adapters: int = 0) ->
     whole = (learner.lora is None) + (own is not None and not own.shared and own.lora is None)
     stored = WEIGHT[learner.dtype] + STEPPED + MOMENTS
     refreshed = kl is not None and kl.refresh_every is not None
-    return stored * (whole * weights + adapters) + WEIGHT[learner.dtype] * refreshed * weights
+    reference = reference_weight_bytes(learner) * refreshed * weights
+    return stored * (whole * weights + adapters) + reference
 
 
 def most_checkpoints(config: RunConfig, version: int = 0, made: int = 0) -> int:

@@ -9,7 +9,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from deploy.config.run_config import RunConfig
-from deploy.planner.byte_counts import GIB, GRADIENT, MIB, MOMENTS, STEPPED, WEIGHT, version_bytes
+from deploy.planner.byte_counts import (
+    GIB,
+    GRADIENT,
+    MIB,
+    MOMENTS,
+    STEPPED,
+    WEIGHT,
+    reference_weight_bytes,
+    version_bytes,
+)
 from deploy.planner.model_sizes import EngineSizes, ModelSizes
 from headway.roles import Role
 from learner.config.learner import LearnerConfig
@@ -105,7 +114,7 @@ def learner_rank(
         held, stepped = (_added(parts) for parts in zip(*offloaded, strict=True))
         step = {}
     if learner.holds_reference:
-        held["reference"] = loaded
+        held["reference"] = loaded * reference_weight_bytes(learner) / WEIGHT[learner.dtype]
     training = held | _larger(step, _passing(learner, models))
     captured = _added([_captured(learner, model) for model in models])
     version = version_bytes(config, sizes.parameters, sizes.trained)
@@ -114,7 +123,9 @@ def learner_rank(
         "checkpoint of the model": captured.pop("checkpoint of the model"),
     }
     if learner.kl is not None and learner.kl.refresh_every is not None:
-        first["checkpoint of the reference"] = float(WEIGHT[learner.dtype] * sizes.parameters)
+        first["checkpoint of the reference"] = float(
+            reference_weight_bytes(learner) * sizes.parameters
+        )
     if not learner.gpus:
         host = {"libraries": LEARNER_BASE, **training, **stepped, **captured}
         return Process(Role.LEARNER, learner.ranks, host, {}, 0, first=first)

@@ -7,6 +7,7 @@ import json
 import re
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from actors.engines.model_folder import attention_heads, describe, parallel_sizes, weight_shapes
 from actors.sources.fingerprints import of_files
@@ -76,7 +77,7 @@ def check_adapter(lora: LoraConfig | None, path: str, *, section: str) -> None:
         return
     description = describe(path)
     layers: set[str] | None = None
-    if Path(path).is_dir():
+    if Path(path).is_dir() and not _converts(description):
         transposed = description.get("model_type") in TRANSPOSED
         layers = set() if transposed else _linear_layers(weight_shapes(path))
     quantised = bool(description.get("quantization_config"))
@@ -85,11 +86,18 @@ def check_adapter(lora: LoraConfig | None, path: str, *, section: str) -> None:
         check_form(stored_form(Path(lora.path))[0], lora, section)
 
 
+def _converts(description: Mapping[str, Any]) -> bool:
+    """Return True if transformers has other tensors of such a model than its folder."""
+    from transformers.conversion_mapping import get_checkpoint_conversion_mapping
+
+    return get_checkpoint_conversion_mapping(description.get("model_type")) is not None
+
+
 def _linear_layers(shapes: Mapping[str, tuple[int, ...]]) -> set[str]:
-    """Return the last parts of the names of matrices inside numbered layers, but for experts."""
+    """Return the names of the layers of matrices inside numbered ones, but for experts."""
     split = (name.split(".") for name, shape in shapes.items() if len(shape) == 2)
     return {
-        parts[-2]
+        ".".join(parts[:-1])
         for parts in split
         if parts[-1] == "weight" and any(map(str.isdigit, parts)) and "experts" not in parts
     }

@@ -2,21 +2,24 @@
 
 import json
 import math
+import re
 from collections.abc import Collection, Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 from pydantic import Field, field_validator
+from safetensors import SafetensorError, safe_open
 
 from headway.errors import InputError
 from headway.recipe_section import ResumeRule, Section
+from weight_sync.adapter import PREFIX, A
 
 CONFIG_FILE, WEIGHTS_FILE = "adapter_config.json", "adapter_model.safetensors"
 IRRELEVANT = frozenset({
     "auto_mapping", "base_model_name_or_path", "eva_config", "exclude_modules", "inference_mode",
     "layers_pattern", "layers_to_transform", "lora_alpha", "lora_dropout", "megatron_config",
-    "megatron_core", "modules_to_save", "peft_version", "qalora_group_size", "r", "revision",
-    "target_modules", "task_type", "use_rslora",
+    "megatron_core", "peft_version", "qalora_group_size", "r", "revision", "target_modules",
+    "task_type", "use_rslora",
 })  # fmt: skip
 """Settings of PEFT's that leave a layer W + scale · B A, or that names of tensors show."""
 FORM = {"rank", "alpha", "rslora", "targets"}
@@ -26,6 +29,7 @@ Word = Annotated[str, Field(min_length=1)]
 PLAIN: Mapping[str, tuple[Any, ...]] = {
     "bias": ("none",),
     "init_lora_weights": (True, "gaussian", "eva", "orthogonal"),
+    "modules_to_save": (["score"], ["classifier", "score"], ["score", "classifier"]),
     "peft_type": ("LORA",),
 }
 """Values of other settings of PEFT's that do so; all that are empty or false do too."""
@@ -44,9 +48,10 @@ class LoraConfig(Section):
     """The scale is alpha / rank."""
     rslora: bool = False
     """The scale is alpha / √rank (rank-stabilised LoRA)."""
-    targets: Literal["all-linear"] | Annotated[tuple[Word, ...], Field(min_length=1)] = "all-linear"
-    """Layers that get factors: every linear layer but the head, or the last parts of the names of
-    some, such as ["q_proj", "v_proj"]. Experts that are held as one tensor get none."""
+    targets: Word | Annotated[tuple[Word, ...], Field(min_length=1)] = "all-linear"
+    """Linear layers that get factors, as PEFT's `target_modules`: all but the head, or names of
+    some or their last parts, such as ["q_proj", "mlp.up_proj"], or a regular expression of whole
+    names. Experts that are held as one tensor get none."""
     path: Word | None = None
     """Folder of an adapter to begin with, as PEFT writes it. Settings of this section that are left
     out are its own; others must be the same. None begins with the model as it is. The reference of
@@ -56,6 +61,15 @@ class LoraConfig(Section):
     @classmethod
     def _absolute(cls, path: str | None) -> str | None:
         return path and str(Path(path).expanduser().absolute())
+
+    @field_validator("targets")
+    @classmethod
+    def _compiles(cls, targets: str | tuple[str, ...]) -> str | tuple[str, ...]:
+        try:
+            re.compile(targets if isinstance(targets, str) else "")
+        except re.error as error:
+            raise ValueError(f"{targets!r} is no regular expression: {error}") from None
+        return targets
 
     @property
     def scale(self) -> float:
@@ -91,6 +105,17 @@ def check_form(stored: LoraConfig, wanted: LoraConfig, section: str) -> None:
         raise InputError(f"{section}.path = {wanted.path!r} has {present}, and the recipe {named}")
 
 
+def targeted(targets: str | Collection[str], layers: Collection[str]) -> set[str]:
+    """Return which of the layers PEFT's `target_modules` names."""
+    if targets == "all-linear":
+        return set(layers)
+    if isinstance(targets, str):
+        return {layer for layer in layers if re.fullmatch(targets, layer)}
+    return {
+        layer for layer in layers if any(f".{layer}".endswith(f".{target}") for target in targets)
+    }
+
+
 def adapted_layers(
     config: LoraConfig,
     *,
@@ -98,12 +123,11 @@ def adapted_layers(
     linear: Collection[str] | None,
     quantised: bool,
     section: str,
-) -> list[str]:
-    """Return the last parts of the names of the layers that get factors, sorted.
+) -> set[str]:
+    """Return the names of the layers that get factors.
 
-    `model` is the folder or hub name of the model and `linear` has the last parts of the names of
-    its linear layers; None: they are not known, and neither checked nor returned. `section` is the
-    one of the recipe.
+    `model` is the folder or hub name of the model and `linear` has the names of its linear layers;
+    None: they are not known, and neither checked nor returned. `section` is the one of the recipe.
 
     Raises:
         InputError: The model's weights are quantised, or it has no such layers.
@@ -114,15 +138,19 @@ def adapted_layers(
             "adapter: name the model that it was made from"
         )
     if linear is None:
-        return []
-    targets = set(linear) if config.targets == "all-linear" else set(config.targets)
-    if not targets or targets - set(linear):
-        missing, present = (", ".join(sorted(names)) for names in (targets - set(linear), linear))
+        return set()
+    layers = targeted(config.targets, linear)
+    words = () if isinstance(config.targets, str) else config.targets
+    missing = ", ".join(sorted(word for word in words if not targeted([word], linear)))
+    if missing or not layers:
+        present = ", ".join(sorted({layer.split(".")[-1] for layer in linear}))
+        regex = isinstance(config.targets, str) and linear
         raise InputError(
             f"{section}.targets = {config.targets!r}: {model!r} has no linear layers "
-            f"{missing or 'at all'}; those that can have an adapter are {present or 'none'}"
+            f"{missing or ('that it matches' if regex else 'at all')}; those that can have an "
+            f"adapter are {present or 'none'}"
         )
-    return sorted(targets)
+    return layers
 
 
 def stored_form(folder: Path) -> tuple[LoraConfig, str]:
@@ -134,7 +162,6 @@ def stored_form(folder: Path) -> tuple[LoraConfig, str]:
     file = folder / CONFIG_FILE
     try:
         settings = json.loads(file.read_text())
-        targets = settings["target_modules"]
         other = {
             name: value
             for name, value in settings.items()
@@ -142,16 +169,36 @@ def stored_form(folder: Path) -> tuple[LoraConfig, str]:
         }
         if other:
             raise ValueError(f"its {other} is not supported: W + scale · B A is")
+        if settings["lora_alpha"] <= 0:
+            raise ValueError(
+                f"its lora_alpha = {settings['lora_alpha']} must be above 0: at 0 it changes "
+                "nothing, whatever it is trained to"
+            )
         config = LoraConfig(
             rank=settings["r"],
             alpha=settings["lora_alpha"],
             rslora=settings.get("use_rslora", False),
-            targets=tuple(targets) if isinstance(targets, list) else "all-linear",
+            targets=_stored_targets(folder / WEIGHTS_FILE, settings),
             path=str(folder),
         )
         return config, settings["base_model_name_or_path"]
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, SafetensorError) as error:
         raise InputError(
             f"no adapter can be read from {str(folder)!r}: {file.name}: {error}; give the folder "
             "of an adapter as PEFT writes it"
         ) from error
+
+
+def _stored_targets(file: Path, settings: Mapping[str, Any]) -> Any:
+    """Return the targets of an adapter, or its layers by name where other settings choose some."""
+    targets = settings["target_modules"]
+    if not file.is_file():  # `lora.read_adapter` says so
+        return targets
+    with safe_open(file, framework="numpy") as tensors:
+        names = [name for name in tensors.keys() if name.endswith(A)]  # noqa: SIM118
+    layers = {name.removeprefix(PREFIX).removesuffix(A) for name in names}
+    if settings.get("exclude_modules") or settings.get("layers_to_transform") is not None:
+        return sorted(layers)
+    if isinstance(targets, str):
+        return targets
+    return [target for target in targets if targeted([target], layers)] or targets

@@ -30,7 +30,7 @@ from headway.atomic_file import sync_path, sync_tree
 from headway.errors import InputError
 from learner.disk_wait import make_folder, write_text
 from learner.engine.protocol import Trainable, TrainEngine
-from learner.model.reference import Reference
+from learner.engine.reference import Reference
 
 log = logging.getLogger(__name__)
 

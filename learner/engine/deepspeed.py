@@ -18,12 +18,13 @@ import torch.distributed as dist
 from deepspeed.utils import groups
 from torch import Tensor, nn
 
+from learner.config.lora import WEIGHTS_FILE
 from learner.config.optimizer import OptimizerConfig
-from learner.disk_wait import make_folder, write_whole
+from learner.disk_wait import write_whole
 from learner.engine.gathering import BUCKET_ELEMENTS, elements, gathering, overlaps
 from learner.engine.lr_schedule import rate_factor
-from learner.engine.model_folder import write_config, write_weights
-from learner.engine.optimizer_state import load_parts, parts_of
+from learner.engine.model_folder import write_files, write_weights
+from learner.engine.optimizer_state import begin_exactly, load_parts, parts_of
 from learner.engine.parameter_groups import optimizer_section, parameter_groups
 from learner.engine.process_group import join_alone
 from learner.engine.protocol import Forward
@@ -33,7 +34,7 @@ from learner.model import lora
 from learner.model.forward_check import check_forward
 from learner.model.host_copy import HostCopy
 from learner.model.packed_attention import attend_packed
-from learner.model.policy import Policy, load_tokenizer
+from learner.model.policy import Policy
 from learner.model.scalar_model import ScalarModel
 from learner.model.shared_weights import each_loaded, shape_of
 
@@ -133,7 +134,8 @@ class DeepSpeedEngine:
     ) -> None:
         """Join the group of ranks and shard the module, which is changed in place.
 
-        `model_path` has the tokenizer; `total_steps` and `rates` are as in `Trainable.adopt`.
+        `model_path` has the files that are saved beside weights; `total_steps` and `rates` are as
+        in `Trainable.adopt`.
         """
         _prepare()
         self.rank, self.ranks = dist.get_rank(), dist.get_world_size()
@@ -177,6 +179,7 @@ class DeepSpeedEngine:
             buffer.data = buffer.data.to(self.device)
         if zero_stage == 0 and module.model.dtype == torch.float32:
             self._engine.clip_fp32_gradients = self._clip  # DeepSpeed's own forgets the norm
+        begin_exactly(self._engine)
         self.adopt(config, total_steps, rates)
         attend_packed(module.model)
         # Below stage 3 DeepSpeed refuses to have its outputs differentiated by others, or fails.
@@ -279,32 +282,29 @@ class DeepSpeedEngine:
         return lora.lost_to_rounding(self._engine.module.model, gathered)
 
     def save_model(self, folder: Path) -> None:
-        """Write the model and its tokenizer as a folder that transformers loads. Collective.
+        """Write the model as a folder that transformers loads. Collective.
 
         An adapter is merged in.
         """
-        model = self._engine.module.model
         if self.rank == 0:
-            self._save_with_tokenizer(folder, lambda: write_config(model, folder))
-            write_weights(model, self.weights(), folder)
+            self._write(folder, self.weights(), adapter=False)
         elif self.gathers:
             for _ in self.weights():
                 pass
         dist.barrier()
 
-    def _save_with_tokenizer(self, folder: Path, save: Callable[[], object]) -> None:
-        tokenizer = load_tokenizer(self._model_path)
-
-        def write() -> None:
-            tokenizer.save_pretrained(folder)
-            save()
-
-        make_folder(folder)
-        write_whole(folder, write)
+    def _write(self, folder: Path, weights: Iterable[tuple[str, Tensor]], *, adapter: bool) -> None:
+        """Write the folder of the model, or of its adapter, with these weights."""
+        model = self._engine.module.model
+        write_files(model, self._model_path, folder, adapter=adapter)
+        if adapter:
+            write = partial(lora.write_adapter, model, dict(weights), folder)
+            write_whole(folder / WEIGHTS_FILE, write)
+        else:
+            write_weights(model, weights, folder)
 
     def capture(self) -> Callable[[Path], None]:
         """See `Trainable.capture`; ranks share out the optimizer's folder."""
-        model = self._engine.module.model
         by_name = self._capture_by_name()
         state = dict(self.weights()) if self.rank == 0 and by_name is None else {}
         parts = {f"{part.name}@{part.start}": part for part in parts_of(self._engine)}
@@ -312,19 +312,12 @@ class DeepSpeedEngine:
         captured = self._captured = self._copies.begin([*state.items(), *views])
         steps = Part(STEPS_TAKEN, 0, torch.tensor([self.steps_taken]))
 
-        def save_model(folder: Path, copies: Mapping[str, Tensor]) -> None:
-            weights = {name: copies[name] for name in state} if by_name is None else by_name
-            if self._adapted:
-                lora.write_adapter(model, weights, folder)
-            else:
-                write_config(model, folder)
-                write_weights(model, weights.items(), folder)
-
         def write(folder: Path) -> None:
             copies = captured.result()
             held = [part._replace(values=copies[name]) for name, part in parts.items()]
             if self.rank == 0:
-                self._save_with_tokenizer(folder, lambda: save_model(folder, copies))
+                weights = {name: copies[name] for name in state} if by_name is None else by_name
+                self._write(folder, weights.items(), adapter=self._adapted)
                 held.append(steps)
             write_parts(folder / OPTIMIZER_FOLDER, held, rank=self.rank, ranks=self.ranks)
 

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from learner.engine.tensor_parts import Part, PartReader
+from learner.model.lora import EXACT
 
 WEIGHT, STEP = "weight", "step"
 MOMENTUM = "momentum_buffer"
@@ -107,6 +108,16 @@ def parts_of(engine: Any) -> Iterator[Part]:
                 place = shard.momentum[0] + shard.start
             run = value.view(-1)[place : place + shard.count]
             yield Part(f"{shard.name}/{key}", shard.start, run)
+
+
+def begin_exactly(engine: Any) -> None:
+    """Step from the values before rounding of what an adapter's folder has in another dtype."""
+    for shard in shards_of(engine):
+        exact: Tensor | None = getattr(shard.parameter, EXACT, None)
+        if exact is not None:
+            run = exact.flatten()[shard.start : shard.start + shard.count]
+            shard.weight.copy_(run.to(shard.weight))
+            delattr(shard.parameter, EXACT)
 
 
 @torch.no_grad()

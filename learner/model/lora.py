@@ -31,6 +31,8 @@ HEAD = "score"
 """The head of a critic or reward model, which is trained beside its adapter."""
 FINGERPRINT = "base_fingerprint"
 """Attribute of an adapted model, and key in an adapter's file: the weights that it changes."""
+EXACT = "headway_exact"
+"""Attribute of a factor or head that was rounded to the model's dtype: its values before that."""
 SAMPLED_LAYERS, SAMPLED_ROWS = 16, 64
 """Where `lost_to_rounding` looks."""
 
@@ -76,20 +78,23 @@ def add_adapter(
     """
     import peft
 
-    layers = model.base_model.named_modules()
-    targets = adapted_layers(
+    inside = set(model.base_model.modules())
+    modules = {name: layer for name, layer in model.named_modules() if layer in inside}
+    layers = adapted_layers(
         config,
         model=model.name_or_path,
-        linear={name.split(".")[-1] for name, layer in layers if isinstance(layer, nn.Linear)},
+        linear={name for name, layer in modules.items() if isinstance(layer, nn.Linear)},
         quantised=getattr(model.config, "quantization_config", None) is not None,
         section=section,
     )
+    ends = {name.split(".")[-1] for name in layers}  # short, where these name the same ones
+    same = layers == {name for name, _ in model.named_modules() if name.split(".")[-1] in ends}
     head = getattr(model, HEAD, None)
     settings = peft.LoraConfig(
         r=config.rank,
         lora_alpha=config.alpha,
         use_rslora=config.rslora,
-        target_modules=targets,
+        target_modules=sorted(ends if same else layers),
         task_type="CAUSAL_LM" if head is None else "SEQ_CLS",
         base_model_name_or_path=model.name_or_path,
     )
@@ -122,6 +127,8 @@ def _begin_with(model: Any, config: LoraConfig, folder: Path, section: str) -> N
         )
     for name, parameter in parameters.items():
         parameter.data.copy_(stored.tensors[name])
+        if stored.tensors[name].dtype != parameter.dtype:
+            setattr(parameter, EXACT, stored.tensors[name])
 
 
 def read_adapter(folder: Path) -> Adapter:

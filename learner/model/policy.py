@@ -55,25 +55,6 @@ def quiet() -> None:
     logging.disable_progress_bar()
 
 
-def load_tokenizer(path: str) -> Any:
-    """Load the tokenizer of a model folder or hub name.
-
-    Raises:
-        InputError: It cannot be loaded, or has no end-of-sequence token.
-    """
-    from transformers import AutoTokenizer
-
-    try:
-        tokenizer = AutoTokenizer.from_pretrained(path, mistral_format=False)
-    except (OSError, ValueError, KeyError) as error:
-        raise InputError(f"no tokenizer can be loaded from {path!r}: {error}") from error
-    if tokenizer.eos_token_id is None:
-        raise InputError(
-            f"the tokenizer in {path!r} has no end-of-sequence token, so no rollout could end"
-        )
-    return tokenizer
-
-
 class Policy(nn.Module):
     """A causal language model whose output is the log-probabilities of packed tokens.
 

@@ -16,12 +16,12 @@ from learner.diagnostics.batch_report import BatchReport
 from learner.diagnostics.trained_log import note_trained
 from learner.engine import checkpoint
 from learner.engine.deepspeed import DeepSpeedEngine, PolicyEngine, shared_reference, sharing
+from learner.engine.reference import REFERENCE_FOLDER, Reference
 from learner.model.compilation import start_compiler
 from learner.model.hf_names import HuggingFaceNames
 from learner.model.logprobs import LogprobOptions
 from learner.model.lora import add_adapter, base_of, check_base, read_adapter
 from learner.model.policy import load_policy
-from learner.model.reference import REFERENCE_FOLDER, Reference
 from learner.model.scalar_model import load_scalar_model
 from learner.ranks.spec import LearnerSpec
 from learner.update import Updater
@@ -146,15 +146,16 @@ class Rank:
         """Load the reference as it was saved, or else as it is at the start of a run."""
         config = self.config
         folder = saved / REFERENCE_FOLDER if saved else None
-        refreshed = folder is not None and folder.exists()
+        folder = folder if folder is not None and folder.exists() else None
         first = (config.kl.reference if config.kl else None) or self.spec.model_path
         model = {**self._model, "activation_checkpointing": False}
         with sharing(config.zero_stage, config.ranks_of_node):
-            policy = load_policy(str(folder) if refreshed else first, self._options, **model)
+            policy = load_policy(str(folder or first), self._options, **model)
         return Reference(
             policy,
             device=self.engine.device,
-            refreshed=refreshed,
+            origin=first,
+            saved=folder,
             shared=shared_reference if self.engine.gathers else None,
         )
 

@@ -24,7 +24,6 @@ from deploy.offline.warm_start import Demonstrations
 from deploy.preflight.inputs import Inputs
 from deploy.preflight.prompts import OpenedPrompts
 from headway.errors import InputError
-from learner.model.policy import load_tokenizer as load_of_learner
 from queues.records import FinishReason, Lease, Purpose
 from tests.actors.characters import character_tokenizer
 from tests.actors.real_tokenizers import real_tokenizer
@@ -67,8 +66,7 @@ def folder(request, tmp_path):
     """Write a recipe, a model of the format and two prompts: a text, and messages."""
     name = request.param
     tokenizer = tokenizer_of(name)
-    tokenizer.save_pretrained(tmp_path / "saved")
-    load_of_learner(str(tmp_path / "saved")).save_pretrained(tmp_path / "model")  # a checkpoint's
+    tokenizer.save_pretrained(tmp_path / "model")
     config = Qwen3Config(
         vocab_size=len(tokenizer), hidden_size=8, intermediate_size=8, num_hidden_layers=1,
         num_attention_heads=1, num_key_value_heads=1, head_dim=8, max_position_embeddings=512,

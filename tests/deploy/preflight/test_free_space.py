@@ -61,6 +61,11 @@ def store(checkpoints: Path, *names: str, size: int) -> Path:
         (CRITIC, 32),
         ({"advantage": "gae", "critic": {"shared": True}}, 16),
         ({"kl": {"refresh_every": 5}}, 20),
+        ({"kl": {"refresh_every": 5}, "dtype": "bfloat16", "zero_stage": 1}, 16),
+        (
+            {"kl": {"refresh_every": 5, "refresh_mix": 0.1}, "dtype": "bfloat16", "zero_stage": 1},
+            18,
+        ),
         ({"lora": {}}, 0),
         ({"lora": {}, **CRITIC}, 16),
     ],

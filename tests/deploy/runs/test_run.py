@@ -94,6 +94,11 @@ def test_checkpoints_are_committed_and_the_newest_one_is_exported(headway, finis
     assert AutoModelForCausalLM.from_pretrained(target).num_parameters() > 0
     assert AutoTokenizer.from_pretrained(target).eos_token == "<eos>"
     assert not (target / "optimizer").exists()
+    source = headway.folder / "runs/small-sft/model"
+    files = {path.relative_to(source) for path in source.rglob("*") if path.is_file()}
+    kept = [name for name in files if name.suffix != ".safetensors" and name.name != "origin.json"]
+    assert all((target / name).read_bytes() == (source / name).read_bytes() for name in kept)
+    assert len(kept) >= 8
     again = headway.call("export", "small", "--to", "model")
     assert again.returncode == 2
     assert again.stderr == "headway: model exists; name a folder that does not\n"

@@ -7,7 +7,7 @@ import pytest
 from headway.errors import InputError
 from learner.config.lora import CONFIG_FILE, LoraConfig, adapted_layers, check_form, stored_form
 
-LINEAR = {"q_proj", "up_proj"}
+LINEAR = {"layers.0.attn.q_proj", "layers.0.mlp.up_proj"}
 STORED = {
     "r": 4, "lora_alpha": 8.0, "target_modules": ["q_proj"], "peft_type": "LORA", "bias": "none",
     "base_model_name_or_path": "/model",
@@ -20,16 +20,31 @@ def layers(targets, linear=LINEAR, *, quantised=False):
     )
 
 
-def test_all_linear_layers_or_those_named_get_factors():
-    assert layers("all-linear") == ["q_proj", "up_proj"]
-    assert layers(["up_proj"]) == ["up_proj"]
-    assert layers(["any"], linear=None) == [], "of a model that is not here"
+@pytest.mark.parametrize(
+    ("targets", "expected"),
+    [
+        ("all-linear", LINEAR),
+        (["up_proj"], {"layers.0.mlp.up_proj"}),
+        (["mlp.up_proj", "layers.0.attn.q_proj"], LINEAR),
+        (r".*\.(q|k)_proj", {"layers.0.attn.q_proj"}),
+    ],
+)
+def test_all_linear_layers_or_those_named_get_factors(targets, expected):
+    assert layers(targets) == expected
+    assert layers(targets, linear=None) == set(), "of a model that is not here"
+
+
+def test_targets_that_are_no_regular_expression_are_refused():
+    with pytest.raises(ValueError, match=r"'\(q_proj' is no regular expression: missing \)"):
+        LoraConfig(targets="(q_proj")
 
 
 @pytest.mark.parametrize(
     ("targets", "arguments", "message"),
     [
         (["q_proj", "wrong"], {}, r"^a.lora.targets = .*'m' has no linear layers wrong; .* are q_"),
+        (["roj"], {}, "no linear layers roj; .* are q_proj, up_proj$"),
+        ("up_proj", {}, "no linear layers that it matches; .* are q_proj, up_proj$"),
         ("all-linear", {"linear": set()}, "no linear layers at all; .* an adapter are none$"),
         (["q_proj"], {"quantised": True}, "'m' has quantised weights, into which engines cannot"),
     ],
@@ -71,6 +86,11 @@ def test_another_rank_or_scale_than_the_folders_is_refused(stored, change, messa
     ("name", "value"),
     [
         ("alpha_pattern", {"up_proj": 2}),
+        ("rank_pattern", {"up_proj": 2}),
+        ("lora_bias", True),
+        ("modules_to_save", ["lm_head"]),
+        ("target_parameters", ["experts.down_proj"]),
+        ("trainable_token_indices", [3]),
         ("use_dora", True),
         ("init_lora_weights", "lora_ga"),
         ("alora_invocation_tokens", [1]),
@@ -82,3 +102,9 @@ def test_another_rank_or_scale_than_the_folders_is_refused(stored, change, messa
 def test_a_form_that_is_more_than_two_factors_is_refused(stored, name, value):
     with pytest.raises(InputError, match=f"its .'{name}': .* is not supported: W"):
         stored(**{name: value})
+
+
+@pytest.mark.parametrize("alpha", [0, -1.5])
+def test_a_scale_that_is_not_positive_is_refused(stored, alpha):
+    with pytest.raises(InputError, match=rf"its lora_alpha = {alpha} must be above 0"):
+        stored(lora_alpha=alpha)

@@ -6,8 +6,11 @@ import pytest
 import torch
 
 from headway.errors import InputError
+from learner.config.lora import LoraConfig
 from learner.config.optimizer import OptimizerConfig, ScheduleConfig
 from learner.engine.lr_schedule import rate_factor
+from learner.engine.optimizer_state import parts_of
+from learner.model import lora
 from learner.model.logprobs import LogprobOptions
 from learner.model.policy import load_policy
 from learner.model.scalar_model import load_scalar_model
@@ -240,6 +243,31 @@ def test_bfloat16_weights_follow_float32_masters(model_path, reference, zero_sta
         assert tensor.dtype == torch.bfloat16
         difference = (tensor.float() - reference[0][name]).norm() / reference[0][name].norm()
         assert difference < 0.02, name
+
+
+@pytest.mark.parametrize("zero_stage", [1, 2, 3])
+def test_masters_of_an_adapter_begin_with_its_values_before_they_are_rounded(
+    model_path, tmp_path, zero_stage
+):
+    from learner.engine.deepspeed import sharing
+
+    form = LoraConfig(rank=2, targets=("q_proj",))
+    stored = policy(model_path)
+    lora.add_adapter(stored.model, form, seed=0)
+    for _, (factor,), _ in lora.factors(stored.model):
+        torch.nn.init.normal_(factor)
+    tensors = {factor.name: factor.value() for factor in lora.factors(stored.model)}
+    lora.write_adapter(stored.model, tensors, tmp_path)
+    with sharing(zero_stage):
+        model = policy(model_path, "bfloat16")
+    lora.add_adapter(model.model, form.model_copy(update={"path": str(tmp_path)}), seed=0)
+    engine = make_engine(model_path, zero_stage, model=model)
+    assert all(torch.equal(t, tensors[name].bfloat16()) for name, t in engine.adapter())
+    masters = {part.name: part.values for part in parts_of(engine._engine)}
+    factors = zip(lora.factors(engine._engine.module.model), tensors.values(), strict=True)
+    names = {id(p): name for name, p in engine._engine.module.named_parameters()}
+    for (_, (factor,), _), exact in factors:
+        assert torch.equal(masters[f"{names[id(factor)]}/weight"], exact.flatten())
 
 
 @pytest.mark.slow

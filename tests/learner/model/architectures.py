@@ -160,10 +160,20 @@ ARCHITECTURES: dict[str, dict[str, Any]] = {
     },
 }  # fmt: skip
 """Settings by the model type, and what is special about them."""
+CONVERTED: dict[str, dict[str, Any]] = {
+    "hrm_text": HEAD,
+    "minimax_m2": {**HEAD, **EXPERTS},
+    "exaone_moe": {**HEAD, **SOME, **EXPERTS},
+    "hy_v3": {**HEAD, **EXPERTS},
+    "kimi_linear": {**LATENT, **EXPERTS},
+    "laguna": {**HEAD, **EXPERTS},
+    "afmoe": {**HEAD, **EXPERTS, "layer_types": SOME["layer_types"]},
+}
+"""Further ones, whose folders have other tensors, or others' names, than transformers in memory."""
 
 
 def configuration(name: str) -> PreTrainedConfig:
-    settings = ARCHITECTURES[name]
+    settings = (ARCHITECTURES | CONVERTED)[name]
     settings = settings if "text_config" in settings else {**BASE, **settings}
     return CONFIG_MAPPING[name.split(",")[0]](**settings)
 

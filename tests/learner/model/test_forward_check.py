@@ -13,10 +13,10 @@ from transformers import (
 )
 
 from headway.errors import InputError
+from learner.engine.reference import Reference
 from learner.model.forward_check import check_forward
 from learner.model.logprobs import LogprobOptions
 from learner.model.policy import Policy, load_policy
-from learner.model.reference import Reference
 from learner.model.scalar_model import load_scalar_model
 from tests.learner.model.architectures import (
     BASE,
@@ -283,4 +283,4 @@ def test_a_reference_is_checked_when_it_is_made():
     policy = make(configuration("cohere"))
     policy.options = OPTIONS
     with pytest.raises(InputError, match="changes its logits"):
-        Reference(policy, device=CPU)
+        Reference(policy, device=CPU, origin="")

@@ -14,12 +14,12 @@ from torch import nn
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 
 from headway.errors import InputError
-from learner.config.lora import CONFIG_FILE, WEIGHTS_FILE, LoraConfig
+from learner.config.lora import CONFIG_FILE, WEIGHTS_FILE, LoraConfig, stored_form
 from learner.engine.model_folder import merge_adapter
 from learner.model import lora
 from learner.model.logprobs import LogprobOptions
 from learner.model.packed_attention import plain_attention
-from learner.model.policy import load_policy, load_tokenizer
+from learner.model.policy import load_policy
 from learner.model.scalar_model import load_scalar_model
 from tests.learner.model.architectures import write
 from weight_sync.adapter import KEPT
@@ -128,7 +128,6 @@ def test_peft_loads_what_is_written_and_what_peft_writes_is_gone_on_with(
 def test_an_adapter_folder_becomes_that_of_the_merged_model(model_path, tmp_path):
     policy = adapted(model_path)
     written(policy, tmp_path)
-    load_tokenizer(model_path).save_pretrained(tmp_path)
     described = json.loads((tmp_path / CONFIG_FILE).read_text())
     described["base_model_name_or_path"] = "/gone"
     (tmp_path / CONFIG_FILE).write_text(json.dumps(described))
@@ -185,6 +184,45 @@ def test_adapters_that_hold_more_than_factors_or_are_damaged_are_refused(model_p
         damage()
         with pytest.raises(InputError, match=r"adapter_model\.safetensors cannot be read"):
             lora.add_adapter(load(model_path).model, config, seed=0)
+
+
+@pytest.mark.parametrize(
+    ("settings", "layers"),
+    [
+        ({"target_modules": ["self_attn.q_proj", "mlp.up_proj"]}, 4),
+        ({"target_modules": ["q_proj", "no_such_layer"]}, 2),
+        ({"target_modules": ["model.layers.1.self_attn.q_proj"]}, 1),
+        ({"target_modules": r"model\.layers\.1\..*(q|up)_proj"}, 2),
+        ({"target_modules": "all-linear"}, 14),
+        ({"target_modules": ["q_proj", "v_proj"], "layers_to_transform": 0}, 2),
+        ({"target_modules": ["q_proj", "v_proj"], "layers_to_transform": [1]}, 2),
+        ({"target_modules": ["q_proj", "v_proj"], "exclude_modules": r".*\.0\..*"}, 2),
+        ({"target_modules": ["q_proj"], "use_rslora": True}, 2),
+    ],
+)
+def test_an_adapter_changes_the_layers_that_it_does_in_peft_and_goes_on_as_one(
+    model_path, tmp_path, settings, layers
+):
+    base = AutoModelForCausalLM.from_pretrained(model_path)
+    chosen = peft.LoraConfig(r=2, lora_alpha=3, init_lora_weights=False, **settings)
+    theirs = peft.get_peft_model(base, chosen)
+    theirs.save_pretrained(tmp_path / "theirs")
+    stored, _ = stored_form(tmp_path / "theirs")
+    policy = load(model_path)
+    lora.add_adapter(policy.model, stored, seed=0)
+    assert len(list(lora.factors(policy.model))) == 2 * layers
+    assert torch.equal(logits(policy.model), logits(theirs.get_base_model()))
+    (tmp_path / "ours").mkdir()
+    written(policy, tmp_path / "ours")
+    again = load(model_path)
+    form = stored.model_copy(update={"path": None})  # as a checkpoint is gone on with
+    lora.add_adapter(again.model, form, seed=0)
+    assert [f.name for f in lora.factors(again.model)] == [
+        f.name for f in lora.factors(policy.model)
+    ]
+    base = AutoModelForCausalLM.from_pretrained(model_path)
+    loaded = peft.PeftModel.from_pretrained(base, tmp_path / "ours")
+    assert torch.equal(logits(loaded.get_base_model()), logits(policy.model))
 
 
 @pytest.mark.parametrize("targets", [("q_proj", "wrong"), ("lm_head",)])
