@@ -33,8 +33,8 @@ QUANTISED_FILES = ("hf_quant_config.json", "quantize_config.json", "quant_config
 """Settings in config.json, and files, that say how the weights of a model are quantised."""
 
 
-def check_model(model_path: str) -> None:
-    """Check the description of a model, and the headers of its weights if it is a folder.
+def check_model(model_path: str, *, weights: bool = True) -> None:
+    """Check the description of a model, and the headers of its `weights` if it is a folder.
 
     Raises InputError if a file is missing or broken, the model is quantised or does not predict the
     next token, or its layers cannot be packed.
@@ -57,7 +57,7 @@ def check_model(model_path: str) -> None:
             f"past the end of a sequence ({', '.join(kinds or settings)}), so sequences packed "
             "into one row would see each other; only models with plain attention can be trained"
         )
-    if Path(model_path).is_dir():
+    if weights and Path(model_path).is_dir():
         weight_shapes(model_path)
 
 

@@ -155,23 +155,38 @@ NEXT_STEPS = """\
 {files} written; go on with:
   cd {folder}
   headway validate my_task.toml --strict
-  headway sft my_task.toml
-  headway try my_task.toml
+{sft}  headway try my_task.toml
   headway run my_task.toml"""
 
 
 def init(
     folder: Annotated[Path, typer.Argument(help="Folder to write, here by default.")] = Path(),
+    *,
+    model: Annotated[
+        str | None, typer.Option(help="Model folder or hub name that the recipe is to fit.")
+    ] = None,
 ) -> None:
-    """Write a recipe, a prompt source and a reward to start from; they train on a CPU."""
+    """Write a recipe, a prompt source and a reward to start from; they train on a CPU.
+
+    With --model the recipe fits that model and this machine, and says beside each key why.
+    """
     targets = [folder / name for name in NAMES]
     if existing := [str(target) for target in targets if target.exists()]:
         raise InputError(f"{', '.join(existing)} exists; choose another folder, or delete it")
+    contents = [(files("deploy") / "starter" / name).read_text() for name in NAMES]
+    if model is not None:
+        with deferred():
+            from deploy.offline.model_recipe import recipe_for
+        contents[0], notes = recipe_for(model)
+        for note in notes:
+            typer.echo(f"note: {note}", err=True)
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        for target in targets:
+        for target, content in zip(targets, contents, strict=True):
             with target.open("x") as file:
-                file.write((files("deploy") / "starter" / target.name).read_text())
+                file.write(content)
     except OSError as error:
         raise InputError(f"{folder} cannot be written: {error}") from None
-    typer.echo(NEXT_STEPS.format(files=" and ".join(map(str, targets)), folder=folder))
+    sft = "" if model else "  headway sft my_task.toml\n"
+    written = " and ".join(map(str, targets))
+    typer.echo(NEXT_STEPS.format(files=written, folder=folder, sft=sft))

@@ -6,12 +6,16 @@ from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 from typing import Any
 
+from actors.engines.model_folder import served_dtype
 from deploy.config.run_config import RunConfig
+from headway.errors import InputError
 
 DRIVER = Path("/proc/driver/nvidia/gpus")
 """A folder of the NVIDIA driver with an entry for each GPU."""
 EPSILON = 1e-6
 """Tolerance of sums of shares."""
+SMALL = 100_000_000
+"""Bytes of weights below which a CPU computes in float32: its caches hold a good part of them."""
 
 
 def for_this_machine(
@@ -27,15 +31,39 @@ def for_this_machine(
     actors: dict[str, Any] = {}
     if shares is not None:
         learner["gpus"], actors["gpus"] = shares
-    own, named = config.learner, config.actors.model_fields_set | config.learner.model_fields_set
-    # Tiny models and stage 0 train in float32 alone.
-    if "dtype" not in named and of_rank > 0 and own.zero_stage > 0 and config.model.tiny is None:
-        learner["dtype"] = actors["dtype"] = "bfloat16"
+    own = config.learner
+    if (dtype := dtype_here(config, on_gpu=of_rank > 0)) is not None:
+        learner["dtype"] = actors["dtype"] = dtype
     steps_here = of_rank > 0 and own.offload_optimizer and config.deploy.ray_address == "local"
     if steps_here and (own.threads, own.cores) == (None, None):
         available = len(os.sched_getaffinity(0)) if cores is None else cores
         learner["threads"] = max(1, available // 2 // own.ranks)
     return config.updated(learner=learner, actors=actors) if learner else config
+
+
+def dtype_here(config: RunConfig, *, on_gpu: bool) -> str | None:
+    """Return the dtype of learner and engines by the rule of learner.dtype; None: the recipe's.
+
+    Raises InputError if `auto` has to read a model that is not here.
+    """
+    learner, actors, path = config.learner, config.actors, config.model.path
+    is_auto, named = learner.dtype == "auto", learner.model_fields_set | actors.model_fields_set
+    if not is_auto and ("dtype" in named or not on_gpu):
+        return None
+    if is_auto and actors.dtype != "auto":
+        return actors.dtype
+    if path is None or learner.zero_stage == 0:
+        return "float32" if is_auto else None
+    if on_gpu:
+        return "bfloat16"
+    folder = Path(path).expanduser()
+    if 0 < sum(file.stat().st_size for file in folder.glob("*.safetensors")) < SMALL:
+        return "float32"
+    try:
+        own = served_dtype(str(folder) if folder.is_dir() else path, "auto")
+    except InputError as error:
+        raise InputError(f'learner.dtype = "auto": {error}; or name a dtype') from error
+    return "bfloat16" if own == "bfloat16" else "float32"
 
 
 def visible_gpus(driver: Path = DRIVER) -> int:

@@ -119,7 +119,7 @@ def load_recipe(recipe: str, overrides: Sequence[str] = ()) -> RunConfig:
     Raises:
         InputError: The recipe is not valid; has one line for each problem.
     """
-    return _completed(read_recipe(recipe, overrides), recipe)
+    return completed(read_recipe(recipe, overrides), recipe)
 
 
 def short_text(config: RunConfig) -> str:
@@ -131,7 +131,7 @@ def short_text(config: RunConfig) -> str:
     for keys in (Keys.DIFFERING, Keys.SET):
         text = recipe_text(config, keys)
         try:
-            read = for_this_machine(_completed(tomllib.loads(text), config.name))
+            read = for_this_machine(completed(tomllib.loads(text), config.name))
         except InputError:
             continue
         if read == config:
@@ -139,8 +139,11 @@ def short_text(config: RunConfig) -> str:
     return recipe_text(config)
 
 
-def _completed(document: dict[str, Any], recipe: str) -> RunConfig:
-    """Complete and validate the document of a recipe; `recipe` names it in messages."""
+def completed(document: dict[str, Any], recipe: str) -> RunConfig:
+    """Complete and validate the document of a recipe; `recipe` names it in messages.
+
+    Raises InputError, with one line for each problem.
+    """
     document = _with_critic(with_preset(document))
     for section in (document, document.get("learner")):
         _fill_in_adapters(section)

@@ -74,20 +74,19 @@ def _excess(lacks: Sequence[Lack]) -> float:
     return sum(lack.excess for lack in lacks)
 
 
-def fitting(
+def fitted(
     config: RunConfig, measure: Callable[[RunConfig], Sizes], capacity: Capacity
-) -> Prediction:
-    """Predict the memory of a run that fits, by sizes that `measure` returns for a recipe.
+) -> tuple[Settings, tuple[Lack, ...]]:
+    """Return settings with which a run fits into memory, by sizes that `measure` returns for it.
 
-    Raises InputError for another run, and names settings with which it fits: for what lacks first,
-    each setting is tried alone; if none is enough, the best one is kept.
+    For what lacks first, each setting is tried alone; if none is enough, the best one is kept. What
+    still lacks in the end is returned too.
     """
     sizes = measure(config)
-    prediction = predict(config, sizes, capacity)
-    lacks, settings = prediction.lacks, Settings()
-    if not lacks:
-        return prediction
+    lacks, settings = predict(config, sizes, capacity).lacks, Settings()
     for _ in range(MOST_CHANGES):
+        if not lacks:
+            break
         role = lacks[0].role
         tried = [
             (more, changed, predict(changed, measure(changed), capacity).lacks)
@@ -100,8 +99,20 @@ def fitting(
             break
         more, config, lacks = enough[0] if enough else best
         settings |= more
-        if not lacks:
-            break
+    return settings, lacks
+
+
+def fitting(
+    config: RunConfig, measure: Callable[[RunConfig], Sizes], capacity: Capacity
+) -> Prediction:
+    """Predict the memory of a run that fits, by sizes that `measure` returns for a recipe.
+
+    Raises InputError for another run, and names settings with which it fits.
+    """
+    prediction = predict(config, measure(config), capacity)
+    if not prediction.lacks:
+        return prediction
+    settings, lacks = fitted(config, measure, capacity)
     named = ", ".join(f"{name} = {toml_value(value)}" for name, value in settings.items())
     help_ = f"set {named}, with which it fits"
     if lacks:

@@ -53,7 +53,7 @@ class OptimizerConfig(Section):
 def check_deepspeed(
     config: OptimizerConfig,
     *,
-    dtype: Dtype,
+    dtype: str,
     zero_stage: int,
     adapted: bool,
     offload: bool = False,

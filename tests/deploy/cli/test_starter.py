@@ -50,6 +50,8 @@ def test_right_answers_are_rewarded_and_demonstrations_guess(task, monkeypatch):
     prompts = source.next(200)
     assert all(my_task.score(p.text, p.text[-2], p.answer, {}) == 1.0 for p in prompts)
     assert my_task.score("ab=", "a", "b", {}) == 0.0
+    for text, reward in (("B.", 1.0), ("The last letter is b", 1.0), ("ab", 0.0), ("b, or c", 0.0)):
+        assert my_task.score("ab=", text, "b", {}) == reward
     heldout = my_task.LastLetter(options={}, seed=1, split="heldout", heldout_size=50).next(50)
     assert not {p.text for p in heldout} & {p.text for p in prompts}
     shown = source.demonstrations()

@@ -10,6 +10,7 @@ from deploy.config import devices
 from deploy.config.devices import for_this_machine, visible_gpus
 from deploy.config.run_config import RunConfig
 from deploy.preflight.machine_checks import check_gpus
+from deploy.storage.run_directory import RunDirectory
 from headway.errors import InputError
 
 
@@ -62,6 +63,49 @@ def test_the_gpus_that_a_run_took_are_in_its_recipe():
 def test_gpus_compute_in_bfloat16_unless_the_recipe_names_a_dtype(settings, expected):
     config = for_this_machine(recipe(**settings), gpus=0)
     assert (config.learner.dtype, config.actors.dtype) == expected
+
+
+@pytest.mark.parametrize(
+    ("settings", "stored", "kilobytes", "expected"),
+    [
+        ({}, "bfloat16", 200_000, "bfloat16"),
+        ({}, "bfloat16", 0, "bfloat16"),
+        ({}, "bfloat16", 90_000, "float32"),
+        ({}, "float16", 200_000, "float32"),
+        ({}, "float32", 200_000, "float32"),
+        ({}, None, 200_000, "float32"),
+        ({"learner": {"zero_stage": 0}}, "bfloat16", 200_000, "float32"),
+        ({"learner": {"gpus": 1}}, "float16", 1, "bfloat16"),
+        ({"learner": {"gpus": 1, "zero_stage": 0}}, "bfloat16", 1, "float32"),
+        ({"actors": {"dtype": "bfloat16"}}, "float32", 1, "bfloat16"),
+        ({"actors": {"dtype": "auto"}}, "bfloat16", 200_000, "bfloat16"),
+        ({"model": {"tiny": {"characters": "ab"}}}, None, 0, "float32"),
+    ],
+)
+def test_an_automatic_dtype_is_resolved_for_learner_and_engines_alike(
+    settings, stored, kilobytes, expected, tmp_path
+):
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "llama", "dtype": stored}))
+    if kilobytes:
+        with (tmp_path / "model.safetensors").open("wb") as file:
+            file.truncate(1000 * kilobytes)
+    settings = {"model": {"path": str(tmp_path)}, **settings}
+    settings["learner"] = {"dtype": "auto", **settings.get("learner", {})}
+    config = for_this_machine(recipe(**settings), gpus=0)
+    assert (config.learner.dtype, config.actors.dtype) == (expected, expected)
+
+
+def test_an_automatic_dtype_of_a_model_that_cannot_be_read_is_refused():
+    with pytest.raises(InputError, match=r'learner.dtype = "auto": model .*; or name a dtype'):
+        for_this_machine(recipe(learner={"dtype": "auto"}), gpus=0)
+
+
+def test_an_automatic_dtype_is_resolved_when_a_run_is_resumed(tmp_path):
+    directory = RunDirectory(tmp_path / "mine")
+    directory.path.mkdir()
+    directory.store_recipe(recipe(learner={"gpus": 1}, actors={"gpus": 1}))
+    config = directory.config(["learner.dtype=auto"])
+    assert (config.learner.dtype, config.actors.dtype) == ("bfloat16", "bfloat16")
 
 
 @pytest.fixture
