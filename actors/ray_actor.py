@@ -17,6 +17,7 @@ import ray
 
 from actors.assembly import build_engine, build_episodes, build_rewards, make_pool
 from actors.engines.model_folder import context_length, load_tokenizer
+from actors.engines.prober import Prober
 from actors.engines.protocol import EngineSpec, RolloutEngine
 from actors.errors import root_error
 from actors.rewards.learned import TextScorer
@@ -214,13 +215,19 @@ class RolloutActor:
 
     def _receiver(self, engine: Any, worker: RolloutWorker) -> Receiver | DirectReceiver:
         config, broadcaster = self._spec.weight_sync, self._spec.broadcaster
+        prober = Prober(self._statistics.engine_id, engine, broadcaster, config.probe)
+
+        async def on_version(version: int) -> None:
+            await worker.on_version(version)
+            prober.begin(version)
+
         if config.staged:
             return Receiver(
                 self._statistics.engine_id,
                 engine,
                 broadcaster,
                 make_transport(config),
-                worker.on_version,
+                on_version,
                 ReceiverOptions(
                     expected=engine.inventory(),
                     timeout=config.timeout_seconds,
@@ -239,7 +246,7 @@ class RolloutActor:
             engine,
             join,
             expected=engine.inventory(),
-            on_version=worker.on_version,
+            on_version=on_version,
             # Longer than the learner's own timeout, whose error names the cause.
             timeout=2 * config.timeout_seconds,
         )

@@ -35,6 +35,7 @@ from learner.metrics import FIGURES, LearnerMetrics
 from queues.broker.metrics import BrokerMetrics
 from tests.deploy.conftest import Headway, call_main, read_rows
 from weight_sync.announcements import WeightUpdateReport
+from weight_sync.probe import ProbeResult
 
 ASSETS = Path(__file__).parent / "assets"
 RECIPE = ASSETS / "locked_run.toml"
@@ -229,6 +230,9 @@ def driver_metrics(folder):
     known.heldout.append({"score": 1.0, "scored": 1, "failed": 0})
     known.restarts, known.away = Counter({"actor-0": 1}), {"actor-0": 1.0}
     known.drifting = {"engine-0": True}
+    known.probes = {
+        "engine-0": ProbeResult(engine_id="engine-0", version=0, difference=0.0, tolerance=1.0)
+    }
     late = Wait("learner", "actor-0", "groups", seconds=1.0)
     return exposed(RunMetrics(known, folder, lambda: [late]))
 

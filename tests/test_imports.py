@@ -49,7 +49,7 @@ ORDER = {
         "ray_broker"
     ),
     "weight_sync": (
-        "errors open_files adapter base_model manifest announcements progress "
+        "errors open_files adapter base_model manifest probe announcements progress "
         "broadcaster buckets config ray_broadcaster transports codecs publish "
         "receive vllm direct factory"
     ),

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from weight_sync.manifest import Manifest
+from weight_sync.probe import ProbeReport, Sequences
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,7 +54,7 @@ class WeightUpdateReport:
 
 
 class Announcements(Protocol):
-    """The methods of the broadcaster that a receiver calls, in-process or over Ray."""
+    """The methods of the broadcaster that learner and engines call, in-process or over Ray."""
 
     async def newest(
         self, after: int, timeout: float, digest: str | None = None
@@ -69,3 +70,9 @@ class Announcements(Protocol):
 
     async def report(self, report: WeightUpdateReport) -> None:
         """Record an attempt and return its permit."""
+
+    async def probe(self, version: int) -> Sequences | None:
+        """Return what an engine that serves a version is to score; None if the learner did not."""
+
+    async def probed(self, report: ProbeReport) -> None:
+        """Record scores of a version; those of the learner come first."""

@@ -7,12 +7,14 @@ version by the publisher, and asked for permits by the receivers.
 
 import asyncio
 import math
+from collections import deque
 from typing import Any
 
 from headway.errors import InputError
 from weight_sync.announcements import Announcements, WeightUpdateReport
 from weight_sync.errors import VersionOrderError
 from weight_sync.manifest import Manifest
+from weight_sync.probe import LEARNER, ProbeReport, Sequences
 from weight_sync.progress import LEAST_SWAPPED_BYTES_PER_SECOND, allowance
 
 RECENT = 100
@@ -89,6 +91,9 @@ class Broadcaster(Announcements):
         self._epoch = 0
         self._reports: list[WeightUpdateReport] = []
         self._engines: dict[str, tuple[Any, int]] = {}
+        self._scored: deque[ProbeReport] = deque(maxlen=RECENT)
+        """Newest versions that the learner has scored."""
+        self._probes: list[ProbeReport] = []
         self._announced = asyncio.Condition()
 
     def __repr__(self) -> str:
@@ -164,3 +169,16 @@ class Broadcaster(Announcements):
     async def reports(self, since: int) -> list[WeightUpdateReport]:
         """Return all reports but the first `since`, in order of arrival."""
         return self._reports[since:]
+
+    async def probed(self, report: ProbeReport) -> None:
+        self._probes.append(report)
+        if report.source == LEARNER:
+            self._scored.append(report)
+
+    async def probe(self, version: int) -> Sequences | None:
+        return next((it.sequences for it in self._scored if it.version == version), None)
+
+    async def probes(self) -> list[ProbeReport]:
+        """Return the scores since the last call, in order of arrival."""
+        probes, self._probes = self._probes, []
+        return probes

@@ -6,6 +6,7 @@ from typing import Literal
 from pydantic import Field, model_validator
 
 from headway.recipe_section import MAY_CHANGE, Section
+from weight_sync.probe import Probing
 
 
 class WeightSyncConfig(Section):
@@ -39,11 +40,16 @@ class WeightSyncConfig(Section):
     bucket_bytes: int = Field(default=64 * 2**20, ge=4096)
     """Size of a bucket, the unit of transfer; a larger tensor gets a bucket of its own. Ignored by
     `nccl` and `ipc`, which use vLLM's own chunks."""
+    probe: Probing = "auto"
+    """Versions that each engine is compared with the learner by: it scores a few fixed tokens after
+    its swap, and the learner those of the same version. `auto` is every one, or so few that probes
+    take 0.5 % of the time."""
     on_drift: Literal["alert", "resend", "restart"] = "alert"
     """Response to an engine that drifts: its log-probabilities differ more from the learner's than
-    those of the other engines. `alert` names it: on the terminal, in drift.jsonl and by a metric.
-    `resend` also sends it the newest version again, whole. `restart` does that first, and restarts
-    its actor if it still drifts; with `nccl` and `ipc`, which send every version whole, at once."""
+    those of the other engines, or than `probe` allows. `alert` names it: on the terminal, in
+    drift.jsonl and by a metric. `resend` also sends it the newest version again, whole. `restart`
+    does that first, and restarts its actor if it still drifts; with `nccl` and `ipc`, which send
+    every version whole, at once."""
     timeout_seconds: float = Field(default=60.0, gt=0)
     """Longest time without progress of a publication, of staging and, with `nccl` and `ipc`, of an
     update; deadline of preparing and of a swap (pause, load and resume together), and lifetime of a

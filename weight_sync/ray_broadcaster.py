@@ -43,3 +43,6 @@ class BroadcasterClient(RayService, Announcements):
     join = remote(Broadcaster.join)
     engines = remote(Broadcaster.engines)
     reports = remote(Broadcaster.reports)
+    probed = remote(Broadcaster.probed)
+    probe = remote(Broadcaster.probe)
+    probes = remote(Broadcaster.probes)

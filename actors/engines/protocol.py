@@ -9,6 +9,7 @@ from actors.config import ActorsConfig
 from queues.records import FinishReason
 from weight_sync.config import WeightSyncConfig
 from weight_sync.manifest import Signature
+from weight_sync.probe import Scores, Sequences
 from weight_sync.receive.engine import UpdatableEngine
 
 
@@ -93,6 +94,12 @@ class RolloutEngine(UpdatableEngine, Protocol):
             cache_salt: Requests with different salts share no cached state. None, for the first
                 request of a rollout, takes the version that prefills it; later requests repeat
                 the salt of the first.
+        """
+
+    async def score(self, sequences: Sequences) -> tuple[Scores, Scores] | None:
+        """Return `scores` and `sampled` of a `ProbeReport`, the former by no prefix cache.
+
+        None if the weights were replaced meanwhile, or there are none. Raises EngineDied.
         """
 
     async def interrupt(self) -> None:

@@ -16,6 +16,7 @@ from actors.errors import EngineDied, EngineStale
 from queues.records import FinishReason
 from weight_sync.errors import IncompatibleWeights, LoadFailed
 from weight_sync.manifest import Signature, check_signature
+from weight_sync.probe import Sequences
 from weight_sync.receive.staging import StagedWeights
 
 TICK_SECONDS = 0.005
@@ -91,6 +92,9 @@ class ScriptedEngine:
             finish_reason=whole if len(token_ids) == count else FinishReason.ABORTED,
             cache_salt=str((versions or [self.version])[0]) if cache_salt is None else cache_salt,
         )
+
+    async def score(self, sequences: Sequences) -> None:
+        """See `RolloutEngine.score`; there is no model."""
 
     async def interrupt(self) -> None:
         self._check_open()

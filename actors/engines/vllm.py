@@ -6,6 +6,7 @@ were sampled from, and vLLM stamps the version on every token.
 """
 
 import asyncio
+import itertools
 import logging
 from collections.abc import Coroutine, Iterator, Sequence
 from contextlib import contextmanager
@@ -20,6 +21,7 @@ from headway.errors import HeadwayError
 from queues.records import FinishReason
 from weight_sync.errors import LoadFailed
 from weight_sync.manifest import Signature
+from weight_sync.probe import Scores, Sequences
 from weight_sync.receive.staging import StagedWeights
 from weight_sync.vllm.transfer import transfer
 
@@ -58,6 +60,8 @@ class VllmEngine:
         self._recalled: set[str] = set()
         """Requests without a token that a pause took back; they are admitted again after it."""
         self._requests: set[str] = set()
+        self._numbers = itertools.count()
+        """Numbers of the probes."""
         self._interrupted = False
         self._load_failed = False
         """True if vLLM's workers may believe that an update has not ended."""
@@ -128,15 +132,57 @@ class VllmEngine:
                 await self._admitted()
                 self._unstarted.add(request_id)
                 try:
-                    # KV caches of other weights are kept apart.
-                    salt = f"{self._version}+{self._loads}" if self._loads else f"{self._version}"
-                    done = await self._sample(request_id, prompt_ids, sampling, salt)
+                    done = await self._sample(request_id, prompt_ids, sampling, self._salt())
                     aborted = done.finish_reason is FinishReason.ABORTED
                     if not (aborted and request_id in self._recalled):
                         return done
                 finally:
                     self._unstarted.discard(request_id)
                     self._recalled.discard(request_id)
+
+    def _salt(self) -> str:
+        """Return the salt of a new rollout, which keeps KV caches of other weights apart."""
+        return f"{self._version}+{self._loads}" if self._loads else f"{self._version}"
+
+    async def score(self, sequences: Sequences) -> tuple[Scores, Scores] | None:
+        """See `RolloutEngine.score`; two requests for each sequence, beside those of rollouts."""
+        await self._admitted()
+        weights, number = (self._version, self._loads), next(self._numbers)
+        apart, requests = f"probe-{number}", []
+        for index, (*prompt, last) in enumerate(sequences):
+            every, chosen = {"prompt_logprobs": 0}, {"logprob_token_ids": [last]}
+            names = f"{apart}-{index}", f"{apart}-{index}-last"
+            requests.append(self._scored(names[0], [*prompt, last], apart, every))
+            requests.append(self._scored(names[1], prompt, self._salt(), chosen))
+        with typed_errors():
+            outputs = await asyncio.gather(*requests)
+        if self._interrupted or weights != (self._version, self._loads):
+            return None
+        scores = [value for output in outputs[::2] for value in output.prompt_logprobs.logprobs]
+        # A token that is sampled comes before the one that was asked for.
+        sampled = [output.outputs[0].logprobs.logprobs[-1] for output in outputs[1::2]]
+        return tuple(scores), tuple(sampled)
+
+    async def _scored(
+        self, request_id: str, prompt_ids: Sequence[int], salt: str, wanted: dict[str, Any]
+    ) -> Any:
+        """Return vLLM's output for a prompt, with what is `wanted` of it."""
+        from vllm import SamplingParams
+        from vllm.inputs import tokens_input
+        from vllm.sampling_params import RequestOutputKind
+
+        parameters = SamplingParams(
+            **wanted, max_tokens=1, flat_logprobs=True, detokenize=False,
+            output_kind=RequestOutputKind.FINAL_ONLY,
+        )  # fmt: skip
+        prompt = tokens_input(list(prompt_ids), cache_salt=salt)
+        self._requests.add(request_id)
+        try:
+            async for output in self._engine.generate(prompt, parameters, request_id):
+                last = output
+        finally:
+            self._requests.discard(request_id)
+        return last
 
     async def _admitted(self) -> None:
         while not (self._admits.is_set() or self._interrupted):  # it may be paused again meanwhile

@@ -37,8 +37,10 @@ from queues.config import QueuesConfig, RunSpec
 from queues.ray_broker import BrokerClient, create_broker
 from queues.records import Payload, Prompt, RolloutGroup
 from queues.schema import encode
+from weight_sync.announcements import Announcements
 from weight_sync.config import WeightSyncConfig
 from weight_sync.factory import make_publisher
+from weight_sync.probe import ProbeBudget
 from weight_sync.publish.background_publisher import BackgroundPublisher
 from weight_sync.ray_broadcaster import create_broadcaster
 
@@ -77,10 +79,11 @@ class ClockedRankZero(RankZero):
         rank: Rank,
         call: Call,
         publisher: BackgroundPublisher,
+        broadcaster: Announcements,
         *,
         saves: bool,
     ) -> None:
-        super().__init__(rank, [], call, publisher)
+        super().__init__(rank, [], call, publisher, broadcaster, ProbeBudget("never"))
         self._clock, self._saves = clock, saves
         self.computed: list[tuple[float, float]] = []
         """Begin of the first forward pass and end of the last step of each batch."""
@@ -136,7 +139,8 @@ async def _train(
         ),
     )
     await _fill(broker, groups, batches)
-    publisher = make_publisher(WeightSyncConfig(), create_broadcaster(1.0, 1))
+    broadcaster = create_broadcaster(1.0, 1)
+    publisher = make_publisher(WeightSyncConfig(), broadcaster)
     thread = ThreadPoolExecutor(1)
 
     async def call(work: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
@@ -144,7 +148,8 @@ async def _train(
         return await asyncio.get_running_loop().run_in_executor(thread, task)
 
     rank.spec = replace(rank.spec, checkpoints=str(folder / "checkpoints"))
-    rank_zero = ClockedRankZero(clock, rank, call, publisher, saves=every is not None)
+    saves = every is not None
+    rank_zero = ClockedRankZero(clock, rank, call, publisher, broadcaster, saves=saves)
     learner = Learner(rank_zero, broker, steps=batches, checkpoint_every=every or batches + 1)
     try:
         await learner.run()

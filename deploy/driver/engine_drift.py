@@ -1,6 +1,9 @@
 """Finds engines that drift: they sample with other probabilities than the learner's weights give.
 
-    batches ─▶ evidence against each engine ─▶ alert ─▶ full re-send ─▶ restart
+    probes of each version ─▶ difference from the learner ─┐
+    batches ─▶ evidence against each engine ───────────────┴▶ alert ─▶ full re-send ─▶ restart
+
+A probe compares one engine with the learner, and names it at once (`weight_sync.probe`).
 
 The learner compares the engines of each batch (`learner.diagnostics.engine_comparison`). An engine
 drifts if both evidence and size reach one of the `LIMITS`:
@@ -23,9 +26,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from actors.engines.model_folder import served_dtype
 from deploy.driver.actor_supervisor import ActorSupervisor
 from deploy.driver.run_context import RunContext
 from learner.diagnostics.batch_report import EngineFigures, TrainedBatch
+from weight_sync.probe import ProbeCheck, ProbeReport, ProbeResult
 
 Response = Literal["alert", "resend", "restart"]
 
@@ -85,9 +90,27 @@ class Finding:
 
     engine_id: str
     version: int
-    mismatch_ratio: float
+    mismatch_ratio: float | None
+    """None if a probe found it."""
     mismatch_fresh: float | None
     response: Response
+    probe: ProbeResult | None = None
+    """None if batches found it."""
+
+    def __str__(self) -> str:
+        """Say what was found."""
+        if (probe := self.probe) is None:
+            return (
+                f"{self.engine_id} drifts: its log-probabilities differ from the learner's "
+                f"{self.mismatch_ratio:.3g} times as much as those of the other engines (batch "
+                f"{self.version})"
+            )
+        old = "" if probe.nearest is None else f", and are those of version {probe.nearest}"
+        return (
+            f"{self.engine_id} does not serve the weights of version {self.version}: its "
+            f"log-probabilities of the probe differ from the learner's by {probe.difference:.3g} "
+            f"nats, where rounding explains {probe.tolerance:.3g}{old}"
+        )
 
 
 class DriftDetector:
@@ -101,13 +124,18 @@ class DriftDetector:
         self._suspicions: dict[str, Suspicion] = {}
         self._resent: set[str] = set()
         """Engines that were sent a version again, and are not yet known to be well."""
+        self._failed: dict[str, bool] = {}
+        """Engines that were probed, and whether their newest probe failed."""
         self._ignored: dict[str, float] = {}
         """The batches of an engine that are ignored are those before this version."""
 
     @property
     def named(self) -> Mapping[str, bool]:
         """All engines that were compared, and whether each is named."""
-        return {engine: suspicion.named for engine, suspicion in self._suspicions.items()}
+        by_batches = {engine for engine, it in self._suspicions.items() if it.named}
+        by_probes = {engine for engine, fails in self._failed.items() if fails}
+        compared = self._suspicions.keys() | self._failed.keys()
+        return {engine: engine in by_batches | by_probes for engine in sorted(compared)}
 
     def observe(self, version: int, engines: Mapping[str, EngineFigures]) -> list[Finding]:
         """Add the batch of a version; return the engines that something is to be done about.
@@ -120,7 +148,7 @@ class DriftDetector:
                 continue
             before = self._suspicions.get(engine, Suspicion())
             self._suspicions[engine] = now = before.after(figures)
-            if not now.named:
+            if not self.named[engine]:
                 self._resent.discard(engine)
             if not now.drifts or (self._response == "alert" and before.named):
                 continue
@@ -130,6 +158,20 @@ class DriftDetector:
                 self._suspicions[engine] = Suspicion(since_named=0)
                 self._ignored[engine] = math.inf
         return findings
+
+    def probed(self, result: ProbeResult) -> Finding | None:
+        """Add a probe; return what is to be done about the engine, as `observe` does."""
+        engine, before = result.engine_id, self._failed.get(result.engine_id, False)
+        self._failed[engine] = result.fails
+        if not self.named[engine]:
+            self._resent.discard(engine)
+        waits = self._ignored.get(engine) == math.inf
+        if not result.fails or waits or (self._response == "alert" and before):
+            return None
+        response = self._next_response(engine)
+        if response != "alert":
+            self._ignored[engine] = math.inf
+        return Finding(engine, result.version, None, None, response, result)
 
     def settle(self, engine: str, version: int) -> None:
         """Watch an engine again, from the batch of `version`: what it sampled before is trained."""
@@ -152,6 +194,7 @@ class DriftWatch:
         self._context, self._actors = context, actors  # a list that grows
         weight_sync = context.config.weight_sync
         self._detector = DriftDetector(weight_sync.on_drift, resends=weight_sync.staged)
+        self._check = probe_check(context)
         self._findings: asyncio.Queue[Finding] = asyncio.Queue()
 
     def observe(self, batches: Iterable[TrainedBatch]) -> list[Finding]:
@@ -161,15 +204,26 @@ class DriftWatch:
             ours = {name: it for name, it in (batch.report.engines or {}).items() if name in known}
             findings += self._detector.observe(batch.version, ours)
         self._context.record.drifting = dict(self._detector.named)
+        self._tell(findings)
+        return findings
+
+    def probed(self, reports: Iterable[ProbeReport]) -> tuple[list[ProbeResult], list[Finding]]:
+        """Return the comparisons of the next probes, and the findings, as `observe` does."""
+        results = [result for report in reports if (result := self._check.observe(report))]
+        record = self._context.record
+        for result in results:
+            record.probes[result.engine_id] = result
+            record.failed_probes[result.engine_id] += result.fails
+        findings = [finding for result in results if (finding := self._detector.probed(result))]
+        record.drifting = dict(self._detector.named)
+        self._tell(findings)
+        return results, findings
+
+    def _tell(self, findings: Iterable[Finding]) -> None:
         for finding in findings:
-            self._context.console.say(
-                f"{finding.engine_id} drifts: its log-probabilities differ from the learner's "
-                f"{finding.mismatch_ratio:.3g} times as much as those of the other engines (batch "
-                f"{finding.version}); {_RESPONSES[finding.response]}"
-            )
+            self._context.console.say(f"{finding}; {_RESPONSES[finding.response]}")
             if finding.response != "alert":
                 self._findings.put_nowait(finding)
-        return findings
 
     async def follow(self) -> None:
         """Respond to findings until cancelled, to one after the other."""
@@ -180,9 +234,20 @@ class DriftWatch:
             if finding.response == "resend":
                 await actor.resend()
             else:
-                actor.restart("its engine drifts from the others")
+                others = "the others" if finding.probe is None else "the learner"
+                actor.restart(f"its engine drifts from {others}")
             # Until now it may have sampled with the next version, which may lag by the bound.
             self._detector.settle(finding.engine_id, record.version + 2 + record.max_staleness)
+
+
+def probe_check(context: RunContext) -> ProbeCheck:
+    """Return the comparison of probes in the dtypes of a run."""
+    config, wire = context.config, context.config.weight_sync.wire_dtype
+    served = served_dtype(context.inputs.model_path, config.actors.dtype)
+    dtypes = {config.learner.dtype, served, *({wire} - {"as_trained"})}
+    if str(config.actors.vllm_options.get("kv_cache_dtype")).startswith("fp8"):
+        dtypes.add("float8")
+    return ProbeCheck(dtypes, exact=len(dtypes) == 1 and config.learner.lora is None)
 
 
 _RESPONSES = {

@@ -19,7 +19,7 @@ from deploy.observability.samples import Sample, best_and_worst, decode_samples
 from deploy.observability.trackers import Trackers
 from deploy.report.summary import sessions, summarise
 from deploy.report.tables import describe_failed
-from deploy.storage.run_record import Record, Score
+from deploy.storage.run_record import PROBES, Record, Score
 from headway import clock
 from headway.daemon_thread import run_in_daemon_thread
 from headway.full_disk import is_full
@@ -116,6 +116,7 @@ class Recorder:
             self._broadcaster, self._swaps = number, 0
         swaps = await self._processes.broadcaster.reports(self._swaps)
         self._swaps += len(swaps)
+        reports = await self._processes.broadcaster.probes()
         record.batches.extend(batches)
         record.swaps.extend(swaps)
         for row in rows:
@@ -124,12 +125,15 @@ class Recorder:
             newest = batches[-1]
             self._context.console.advance(newest.version + 1, describe(newest, record))
 
-        drifts = [{**asdict(drift), "at": clock.now()} for drift in self.drift.observe(batches)]
+        probes, wrong = self.drift.probed(reports)
+        found = [*wrong, *self.drift.observe(batches)]
+        drifts = [{**asdict(drift), "at": clock.now()} for drift in found]
 
         def write() -> list[Sample]:
             jsonl.write("metrics.jsonl", rows)
             jsonl.write("drift.jsonl", drifts)
             jsonl.write("swaps.jsonl", [asdict(report) for report in swaps])
+            jsonl.write(PROBES, [asdict(probe) for probe in probes])
             samples = [sample for batch in batches for sample in self._samples(batch.version)]
             jsonl.write(SAMPLES, [asdict(sample) for sample in samples])
             return samples

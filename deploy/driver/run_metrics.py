@@ -72,6 +72,16 @@ class RunMetrics(Collector):
         )
         drifts = GaugeMetricFamily("headway_engine_drift", text, labels=["engine"])
         yield labelled(drifts, dict(record.drifting))
+        for name, text in (
+            ("difference", "Nats between an engine's and the learner's scores of a probe."),
+            ("tolerance", "Nats between them that rounding explains."),
+        ):
+            family = GaugeMetricFamily(f"headway_probe_{name}", text, labels=["engine"])
+            probes = record.probes.items()
+            yield labelled(family, {engine: getattr(probe, name) for engine, probe in probes})
+        text = "Probes of an engine that served other weights than its version has."
+        failures = CounterMetricFamily("headway_probe_failures", text, labels=["engine"])
+        yield labelled(failures, {engine: record.failed_probes[engine] for engine in record.probes})
         scores = record.newest_scores()
         values = {kind: score.value for kind, score in scores.items() if score.value is not None}
         text = "The newest held-out score."

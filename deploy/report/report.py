@@ -14,7 +14,7 @@ from deploy.report.summary import KEYS, resumptions, summarise
 from deploy.report.tables import describe_changes, figures
 from deploy.report.timeline import Timeline, draw_timeline, read_timeline
 from deploy.storage.run_directory import RunDirectory
-from deploy.storage.run_record import Record
+from deploy.storage.run_record import PROBES, Record
 from deploy.storage.sessions import read_sessions
 from headway import clock
 from headway.atomic_file import atomic_file
@@ -24,6 +24,7 @@ from learner.diagnostics.batch_report import TrainedBatch
 from queues.readers.open_run import open_ledger
 from queues.readers.selection_bias import report_bias
 from weight_sync.announcements import WeightUpdateReport
+from weight_sync.probe import ProbeResult
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -81,7 +82,7 @@ def _plotted(directory: RunDirectory, label: str, colour: str) -> PlottedRun:
     with open_ledger(directory.path) as database:
         bias = report_bias(database)
     shown = {"status": status, **figures(summary)}
-    noted = notes(record, sessions)
+    noted = [*notes(record, sessions), *probe_notes(directory)]
     return PlottedRun(label, record, bias, colour, shown, config.settings(), noted)
 
 
@@ -106,6 +107,22 @@ def notes(record: Record, sessions: Sequence[Mapping[str, Any]]) -> list[str]:
             f"Headway {newest['headway']} ({(newest['commit'] or 'no checkout')[:12]}), "
             f"{', '.join(versions)}, on {machine['cores']} cores of {machine['cpu']}, "
             f"{machine['memory_gib']:g} GiB, {', '.join(machine['gpus']) or 'no GPU'}"
+        )
+    return notes
+
+
+def probe_notes(directory: RunDirectory) -> list[str]:
+    """Say by how much each engine differed from the learner, and by how much it may."""
+    engines: dict[str, list[ProbeResult]] = {}
+    for result in directory.rows(PROBES, lambda row: ProbeResult(**row)):
+        engines.setdefault(result.engine_id, []).append(result)
+    notes = []
+    for engine, results in sorted(engines.items()):
+        newest, wrong = results[-1], [str(it.version) for it in results if it.fails]
+        of_wrong = f"; wrong weights at versions {', '.join(wrong)}" if wrong else ""
+        notes.append(
+            f"{engine} differs from the learner by {newest.difference:.2g} nats at version "
+            f"{newest.version}, and may by {newest.tolerance:.2g}; {len(results)} probes{of_wrong}"
         )
     return notes
 

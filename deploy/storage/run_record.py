@@ -16,13 +16,15 @@ from queues.readers.accounting import read_batches
 from queues.readers.open_run import open_ledger
 from queues.records import Evaluation
 from weight_sync.announcements import WeightUpdateReport
+from weight_sync.probe import ProbeResult
 
 Row = Mapping[str, Any]
 """One record of a JSON-lines file of the run."""
 
 METRICS, SWAPS = "metrics.jsonl", "swaps.jsonl"
 RESTARTS, RECOVERIES = "restarts.jsonl", "recoveries.jsonl"
-LOGS = ("drift.jsonl", "samples.jsonl", "scalings.jsonl", "sessions.jsonl", "waits.jsonl")
+PROBES = "probes.jsonl"
+LOGS = ("drift.jsonl", PROBES, "samples.jsonl", "scalings.jsonl", "sessions.jsonl", "waits.jsonl")
 """Files that a session only adds to, besides those that a record is restored from."""
 
 
@@ -91,6 +93,10 @@ class Record:
     """Seconds from the deaths of each process until others had taken its place."""
     drifting: dict[str, bool] = field(default_factory=dict)
     """Engines that were compared with others, and whether each was found to drift."""
+    probes: dict[str, ProbeResult] = field(default_factory=dict)
+    """The newest comparison of each engine that was probed."""
+    failed_probes: Counter[str] = field(default_factory=Counter)
+    """Number of probes that each engine failed."""
     accounting: Row = field(default_factory=dict)
 
     @property

@@ -8,6 +8,7 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -358,6 +359,17 @@ class PolicyEngine(DeepSpeedEngine):
     ) -> Forward:
         chosen = () if wanted is None else (wanted,)
         return Forward(*self.outputs(token_ids, position_ids, *chosen))
+
+    @torch.no_grad()
+    def plain_logprobs(self, token_ids: Tensor, position_ids: Tensor) -> Tensor:
+        """Compute the log-probabilities [N] of `forward` at temperature 1. Collective."""
+        policy: Policy = self._engine.module
+        options = policy.options
+        policy.options = replace(options, temperature=1.0)
+        try:
+            return self.forward(token_ids, position_ids).logprobs
+        finally:
+            policy.options = options
 
     def base_logprobs(self, token_ids: Tensor, position_ids: Tensor, wanted: Tensor) -> Tensor:
         with lora.switched_off(self._engine.module.model):

@@ -28,6 +28,7 @@ from learner.update import Updater
 from queues.records import Payload
 from queues.schema import decode_arrays
 from weight_sync.adapter import AdapterForm
+from weight_sync.probe import Scores, probe_sequences
 
 
 def policy_steps(config: LearnerConfig, steps: int) -> int:
@@ -100,6 +101,12 @@ class Rank:
             policy.values_after = config.bootstraps
         self._adapt(policy.model, config.lora)
         self._names = HuggingFaceNames(policy.model)
+        text = policy.model.config.get_text_config()
+        names = "num_experts", "num_local_experts", "n_routed_experts"
+        experts = max(getattr(text, name, None) or 1 for name in names)
+        share = experts / (getattr(text, "num_experts_per_tok", None) or 1)
+        longest = self.spec.context and self.spec.context - 1  # engines sample a token more
+        self.probe_sequences = probe_sequences(text.vocab_size, longest, experts=share)
         engines_merge = self.spec.weight_sync.staged and not self._names.converts_adapted
         if config.lora is not None and engines_merge:
             base = base_of(policy.model)
@@ -172,6 +179,14 @@ class Rank:
             note_trained(groups, version)
         return report
 
+    def probe(self) -> Scores:
+        """Score the sequences of the probe (`ProbeReport.scores`). Collective."""
+        sequences = self.probe_sequences
+        token_ids = torch.tensor([token for sequence in sequences for token in sequence])
+        position_ids = torch.cat([torch.arange(len(sequence)) for sequence in sequences])
+        logprobs = self.engine.plain_logprobs(token_ids, position_ids).cpu()
+        return tuple(logprobs[position_ids > 0].tolist())
+
     def weights(self) -> Iterator[tuple[str, Tensor]]:
         """Yield names and tensors of the policy as its folder has them, or those of its adapter.
 
@@ -181,8 +196,10 @@ class Rank:
             return self.engine.adapter()
         return self._names.of(self.engine.weights())
 
-    def gather(self) -> None:
-        """Take part in another rank's reading of the weights. Collective."""
+    def gather(self, *, probe: bool = False) -> None:
+        """Take part in another rank's reading of the weights, after a `probe`. Collective."""
+        if probe:
+            self.probe()
         for _ in self.weights():
             pass
 

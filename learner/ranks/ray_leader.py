@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import Future
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,8 @@ from learner.ranks.rank import Rank
 from learner.ranks.ray_calls import call_rank
 from queues.records import Payload
 from queues.schema import to_arrays
+from weight_sync.announcements import Announcements
+from weight_sync.probe import LEARNER, ProbeBudget, ProbeReport, Scores
 from weight_sync.publish.background_publisher import BackgroundPublisher
 
 Call = Callable[..., Awaitable[Any]]
@@ -37,6 +40,9 @@ class RankZero:
     call: Call
     """Runs a function in the thread where `rank` may be used."""
     publisher: BackgroundPublisher
+    broadcaster: Announcements
+    """Gets the scores of versions that are probed."""
+    budget: ProbeBudget
     _skipped: int = field(default=0, init=False)
     """Versions that the publisher skipped, as far as they are reported."""
 
@@ -51,12 +57,17 @@ class RankZero:
 
     async def publish(self, version: int) -> Awaitable[str]:
         gathering = self.followers if self.rank.engine.gathers else []
-        calls = [follower.gather.remote() for follower in gathering]
+        probe = self.budget.allows()
+        calls = [follower.gather.remote(probe=probe) for follower in gathering]
         adapter = self.rank.published_adapter
-        checksum: Future[str] = await self._together(
-            self.call(lambda: self.publisher.publish(version, self.rank.weights(), adapter)), calls
-        )
-        return asyncio.wrap_future(checksum)
+
+        def publish() -> tuple[Scores, Future[str]]:
+            with self.budget.spend() if probe else nullcontext():
+                scores = self.rank.probe() if probe else ()
+            return scores, self.publisher.publish(version, self.rank.weights(), adapter)
+
+        scores, checksum = await self._together(self.call(publish), calls)
+        return self._published(version, scores, checksum)
 
     async def save(
         self, version: int, *, cursor: str | None, totals: Mapping[str, int], weights_checksum: str
@@ -103,6 +114,13 @@ class RankZero:
             keep=config.keep_checkpoints,
             keep_seconds=config.keep_checkpoint_hours * 3600,
         )
+
+    async def _published(self, version: int, scores: Scores, checksum: Future[str]) -> str:
+        """Report the scores of a version, if it was probed, and return its checksum."""
+        sequences = self.rank.probe_sequences
+        report = ProbeReport(source=LEARNER, version=version, sequences=sequences, scores=scores)
+        reporting = [self.broadcaster.probed(report)] if scores else []
+        return (await asyncio.gather(asyncio.wrap_future(checksum), *reporting))[0]
 
     async def _together(self, own: Awaitable[Any], calls: Sequence[Any]) -> Any:
         """Return this rank's result when all are done; raise the first failure at once."""

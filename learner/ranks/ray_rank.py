@@ -22,6 +22,7 @@ from learner import disk_wait
 from learner.metrics import LearnerMetrics
 from learner.ranks.spec import LearnerSpec
 from weight_sync.open_files import allow_open_files
+from weight_sync.probe import ProbeBudget
 
 if TYPE_CHECKING:
     from learner.learner import Learner
@@ -112,7 +113,10 @@ class RankActor(ServiceProcess):
         self._publisher = await self._call(make_publisher, spec.weight_sync, broadcaster)
         adapter_alone = self._rank.published_adapter is not None
         same = (spec.config.dtype, spec.weight_sync.wire_dtype, adapter_alone)
-        leader = RankZero(self._rank, followers, self._call, self._publisher)
+        leader = RankZero(
+            self._rank, followers, self._call, self._publisher, broadcaster,
+            ProbeBudget(spec.weight_sync.probe),
+        )  # fmt: skip
         learner = self._learner = Learner(
             leader,
             broker,
@@ -151,9 +155,9 @@ class RankActor(ServiceProcess):
         views = [memoryview(payload) for payload in payloads]
         await self._call(self._rank.update, views, version)
 
-    async def gather(self) -> None:
-        """Take part in gathering the weights."""
-        await self._call(self._rank.gather)
+    async def gather(self, *, probe: bool = False) -> None:
+        """Take part in gathering the weights, after a probe if there is one."""
+        await self._call(self._rank.gather, probe=probe)
 
     async def capture(self) -> None:
         """Take part in copying the state for a checkpoint."""

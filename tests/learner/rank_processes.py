@@ -107,12 +107,13 @@ def settings_of(**settings):
     return LearnerConfig(ranks=dist.get_world_size() if dist.is_initialized() else 1, **settings)
 
 
-def load_rank(model_path, config, checkpoint_path=None):
+def load_rank(model_path, config, checkpoint_path=None, **options):
     """Return a rank whose engines keep their gradients."""
     learner_rank.PolicyEngine, learner_rank.DeepSpeedEngine = CapturingEngine, CapturingCritic
     spec = LearnerSpec(
-        config=config, model_path=model_path, checkpoint=checkpoint_path, seed=0, steps=BATCHES
-    )
+        config=config, model_path=model_path, checkpoint=checkpoint_path, seed=0, steps=BATCHES,
+        **options,
+    )  # fmt: skip
     return learner_rank.Rank(spec)
 
 
@@ -152,6 +153,23 @@ def gradients(model_path, objectives, layouts, version=0):
             captured = [engine.gradient for engine in engines]
             results[name, stage, budget] = captured, statistics, stepped
             rank.close()
+    return results
+
+
+def probed(model_path):
+    """Return by ZeRO stage a probe after an update, its sequences, and the weights it is of."""
+    results = {}
+    for stage in STAGES:
+        rank = load_rank(model_path, settings_of(zero_stage=stage), temperature=0.5)
+        rank.updater.update(random_groups(count=5, size=3), 0)
+        if rank.engine.rank == 0:
+            scores = rank.probe()
+            weights = {name: weight.clone() for name, weight in rank.weights()}
+            results[stage] = scores, rank.probe_sequences, weights
+        elif rank.engine.gathers:
+            rank.gather(probe=True)
+        dist.barrier()
+        rank.close()
     return results
 
 

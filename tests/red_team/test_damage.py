@@ -64,6 +64,7 @@ def write_files(directory):
         ("waits", [{"waiter": "learner", "seconds": 400.0}]),
         ("samples", [{"version": 0, "text": "7"}]),
         ("drift", [{"engine_id": "engine-0", "at": 1.0}]),
+        ("probes", [{"engine_id": "engine-0", "version": 0, "difference": 0.0, "tolerance": 1.0}]),
     ):
         rewrite_rows(directory.path / f"{name}.jsonl", rows)
     figures = {"seconds": 130.0, "tokens_generated": 90, "seconds_to_first_step": 2.0}

@@ -87,5 +87,5 @@ def test_every_kind_of_file_of_a_run_is_known(killed):
         "checkpoints", "driver.lock", "journal", "ledger.lock", "ledger.sqlite",
         "ledger.sqlite-shm", "ledger.sqlite-wal", "logs", "metrics.jsonl", "recipe.toml",
         "report.html", "restarts.jsonl", "samples.jsonl", "sessions.jsonl", "summary.json",
-        "swaps.jsonl", "targets.json", "waits.jsonl", "drift.jsonl",
+        "swaps.jsonl", "targets.json", "waits.jsonl", "drift.jsonl", "probes.jsonl",
     }  # fmt: skip

@@ -8,11 +8,14 @@ import numpy as np
 import pytest
 from prometheus_client import CollectorRegistry
 
-from deploy.driver.engine_drift import DriftDetector, DriftWatch
+from deploy.driver.engine_drift import DriftDetector, DriftWatch, probe_check
 from deploy.driver.run_metrics import RunMetrics
+from learner.config.lora import LoraConfig
 from learner.diagnostics.batch_report import EngineFigures
 from learner.diagnostics.engine_comparison import compare
 from tests.deploy.driver.contexts import make_context, output
+from weight_sync.config import WeightSyncConfig
+from weight_sync.probe import LEARNER, ProbeReport, ProbeResult, probe_sequences
 
 BATCHES = 20
 """Batches within which a drifting engine is to be named."""
@@ -193,3 +196,94 @@ async def test_the_driver_says_what_it_found_and_does_what_the_recipe_says(tmp_p
     assert "engine-1 drifts: its log-probabilities differ from the learner's 144 times" in printed
     assert "its actor is restarted" in printed
     assert "engine-0" not in printed
+
+
+def result(version, *, wrong, engine="engine-1", nearest=None):
+    return ProbeResult(
+        engine_id=engine, version=version, difference=0.5 if wrong else 1e-7, tolerance=1e-6,
+        nearest=nearest,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("setting", "resends", "expected"),
+    [
+        ("alert", True, {2: "alert", 6: "alert"}),
+        ("resend", True, {2: "resend", 4: "resend", 6: "resend"}),
+        ("restart", True, {2: "resend", 4: "restart", 6: "resend"}),
+        ("restart", False, {2: "restart", 4: "restart", 6: "restart"}),
+    ],
+)
+def test_an_engine_whose_probe_fails_is_responded_to_until_one_passes(setting, resends, expected):
+    """Versions 2, 3, 4, 6 and 7 are wrong, and every response takes one version."""
+    detector, made = DriftDetector(setting, resends=resends), {}
+    for version in range(8):
+        detector.settle("engine-1", 0) if version - 2 in made else None
+        honest = result(version, wrong=False, engine="engine-0")
+        assert detector.probed(honest) is None
+        if finding := detector.probed(result(version, wrong=version in (2, 3, 4, 6, 7))):
+            made[version] = finding.response
+        assert detector.named == {"engine-0": False, "engine-1": version not in (0, 1, 5)}
+    assert made == expected
+
+
+async def test_one_engine_alone_with_old_weights_is_named_at_once_with_their_version(tmp_path):
+    context, events = make_context(tmp_path, on_drift="resend"), []
+    watch = DriftWatch(context, [Supervisor(number, events) for number in range(2)])
+    scores = [tuple(-4 + 0.01 * place + version / 100 for place in range(78)) for version in (0, 1)]
+    last = [(of[38], of[77]) for of in scores]
+    shared = {"sequences": probe_sequences(50, None)}
+
+    def reports(version, served):
+        learned = {"source": LEARNER, "version": version, "scores": scores[version]}
+        sampled = {"scores": scores[served], "sampled": last[served]}
+        yield ProbeReport(**learned, **shared)
+        yield ProbeReport(source="engine-0", version=version, **sampled, **shared)
+
+    following = asyncio.create_task(watch.follow())
+    results, found = watch.probed(reports(0, served=0))
+    assert ([probe.fails for probe in results], found) == ([False], [])
+    [probe], [found] = watch.probed(reports(1, served=0))
+    await asyncio.sleep(0)
+    following.cancel()
+    assert (probe.fails, probe.nearest, found.response) == (True, 0, "resend")
+    assert events == [("resend", "engine-0")]
+    registry = CollectorRegistry()
+    registry.register(RunMetrics(context.record, tmp_path, list))
+    values = {
+        name: registry.get_sample_value(f"headway_{name}", {"engine": "engine-0"})
+        for name in ("engine_drift", "probe_difference", "probe_tolerance", "probe_failures_total")
+    }
+    assert values == {
+        "engine_drift": 1, "probe_difference": pytest.approx(0.01),
+        "probe_tolerance": probe.tolerance, "probe_failures_total": 1,
+    }  # fmt: skip
+    assert (
+        "engine-0 does not serve the weights of version 1: its log-probabilities of the probe "
+        "differ from the learner's by 0.01 nats, where rounding explains "
+    ) in output(context)
+    assert "and are those of version 0; it is sent the newest weights again" in output(context)
+
+
+@pytest.mark.parametrize(
+    ("settings", "expected", "exact"),
+    [
+        ({}, 1e-4, True),
+        ({"learner": "bfloat16"}, 0.25, False),
+        ({"learner": "bfloat16", "actors": "bfloat16"}, 0.25, True),
+        ({"wire": "bfloat16"}, 0.25, False),
+        ({"lora": LoraConfig()}, 1e-4, False),
+        ({"options": {"kv_cache_dtype": "fp8_e5m2"}}, 4.0, False),
+        ({"options": {"kv_cache_dtype": "auto"}}, 1e-4, True),
+    ],
+)
+def test_the_tolerance_is_that_of_the_coarsest_dtype(tmp_path, settings, expected, exact):
+    context = make_context(tmp_path)
+    config = context.config
+    config.learner.dtype = settings.get("learner", "float32")
+    config.learner.lora = settings.get("lora")
+    config.actors.dtype = settings.get("actors", "float32")
+    config.actors.vllm_options = settings.get("options", {})
+    config.weight_sync = WeightSyncConfig(wire_dtype=settings.get("wire", "as_trained"))
+    check = probe_check(context)
+    assert (check.limit, check.exact) == (pytest.approx(expected), exact)

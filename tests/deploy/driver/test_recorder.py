@@ -32,8 +32,8 @@ class Processes:
         self.status = {"version": 1, "steps": 9, "depth": {"failed": 0}, "batches": [],
                        "last_error": None, **status}  # fmt: skip
         self.broker = SimpleNamespace(status=self.ask, accounting=asyncio.Event().wait)
-        self.broadcaster = SimpleNamespace(reports=self.reports)
-        self.fleet, self.swaps = SimpleNamespace(actors=[]), []
+        self.broadcaster = SimpleNamespace(reports=self.reports, probes=self.probes)
+        self.fleet, self.swaps, self.scored = SimpleNamespace(actors=[]), [], []
 
     async def ask(self, after):
         self.after = after
@@ -41,6 +41,9 @@ class Processes:
 
     async def reports(self, since):
         return self.swaps[since:]
+
+    async def probes(self):
+        return self.scored
 
 
 def trackers_of(context):

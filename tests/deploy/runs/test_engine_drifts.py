@@ -61,7 +61,7 @@ def test_an_engine_with_a_wrong_tensor_is_named_sent_its_weights_again_and_resta
     assert made.returncode == 0, made.stderr
     settings = (
         *ENDLESS, *own, "actors.engine=vllm", "prompts.groups_per_batch=4",
-        "weight_sync.on_drift=restart",
+        "weight_sync.on_drift=restart", "weight_sync.probe=never",
     )  # fmt: skip
     with Running(headway, "drifts", *settings, cores="count = 2\ncpus = 0.5") as run:
         run.until(lambda: run.rows("restarts.jsonl"), 600)

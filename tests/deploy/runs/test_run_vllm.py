@@ -21,14 +21,15 @@ def run(headway):
     """
     lengths = ("steps=8", "heldout.every=8", "actors.max_new_tokens=160")
     pace = ("prompts.groups_per_batch=6", "actors.max_concurrent_rollouts=2")
-    process = headway.start("run", "name=real", "actors.engine=vllm", *lengths, *pace)
+    probe = "weight_sync.probe=always"
+    process = headway.start("run", "name=real", "actors.engine=vllm", *lengths, *pace, probe)
     line = next(line for line in process.stdout if "ray status" in line).rstrip()
     assert re.search(r"RAY_AUTH_MODE=token \w+=0 ray status --address 127[.\d]+:\d+$", line)
     until(lambda: "Total Usage" in ray_status(line.partition(": ")[2]))  # after some seconds
     output, _ = process.communicate(timeout=600)
     assert process.returncode == 0, output
     done = FinishedRun(headway.run_folder("real"), output)
-    return done.summary, headway.rollouts("real"), done.rows("swaps.jsonl")
+    return done.summary, headway.rollouts("real"), done.rows("swaps.jsonl"), done
 
 
 def ray_status(command):
@@ -42,7 +43,7 @@ def sampled_versions(row):
 
 
 def test_no_trained_token_is_older_than_the_bound(run):
-    summary, rows, _ = run
+    summary, rows, *_ = run
     trained = [row for row in rows if row["state"] == "trained"]
     assert len(trained) == summary["rollouts_trained"] == 8 * 6 * 2
     lags = [row["trained_version"] - v for row in trained for v in sampled_versions(row)]
@@ -51,7 +52,7 @@ def test_no_trained_token_is_older_than_the_bound(run):
 
 
 def test_rollouts_cross_updates_and_their_versions_never_go_backwards(run):
-    summary, rows, _ = run
+    summary, rows, *_ = run
     spans = [sampled_versions(row) for row in rows]
     assert all(versions == sorted(versions) for versions in spans)
     crossed = sum(len(set(versions)) > 1 for versions in spans)
@@ -65,9 +66,22 @@ def test_engine_and_learner_agree_on_rollouts_of_the_version_being_trained(run):
 
 
 def test_every_update_succeeds_and_reaches_the_engine_in_order(run):
-    summary, _, swaps = run
+    summary, _, swaps, _ = run
     assert summary["weight_sync"]["failed"] == 0
     versions = [swap["version"] for swap in swaps]
     assert versions == sorted(set(versions))
     assert (versions[0], versions[-1]) == (0, 8)
     assert summary["heldout"][-1]["sampled_by"] == [8, 8]
+
+
+def test_every_version_that_the_engine_served_is_probed_and_has_the_scores_of_the_learner(run):
+    done = run[3]
+    rows = done.rows("probes.jsonl")
+    print([(row["version"], row["difference"], row["tolerance"]) for row in rows])
+    assert {row["engine_id"] for row in rows} == {"engine-0"}
+    versions = [row["version"] for row in rows]
+    assert versions[0] == 0
+    assert len(versions) > 4
+    assert all(row["difference"] <= row["tolerance"] <= 1e-4 for row in rows)
+    assert all(row["difference"] < 1e-5 for row in rows)
+    assert done.rows("drift.jsonl") == []

@@ -14,6 +14,7 @@ from rank_processes import (
     muon_weights,
     one_diverges,
     plain,
+    probed,
     resumed,
     save,
     spawn,
@@ -78,6 +79,21 @@ def test_loss_and_gradient_do_not_depend_on_ranks_zero_stage_and_micro_batches(
         assert found[name] == expected[name], name
     assert 1 <= found["rank_imbalance"] < 1.2
     assert found["overlaps"] == (stage == 3 or (stage == 2 and ranks == 2)), "sums with the pass"
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_a_probe_scores_the_version_that_is_published_at_temperature_1(model_path, ranks):
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(model_path)
+    for scores, sequences, weights in spawn(ranks, probed, model_path).values():
+        model.load_state_dict(weights, strict=False)
+        expected = []
+        for sequence in sequences:
+            logits = model(torch.tensor([sequence])).logits[0, :-1].detach()
+            targets = torch.tensor(sequence)[1:, None]
+            expected += logits.log_softmax(-1).gather(1, targets)[:, 0].tolist()
+        assert scores == pytest.approx(expected, abs=1e-5)
 
 
 @pytest.mark.slow

@@ -50,7 +50,7 @@ async def at_once(work: Callable[..., Any], *args: Any) -> Any:
 
 
 def save(rank: Rank, version: int) -> str:
-    lead = RankZero(rank, (), at_once, None)  # type: ignore[arg-type]
+    lead = RankZero(rank, (), at_once, None, None, None)  # type: ignore[arg-type]
 
     async def main() -> str:
         settings = {"cursor": None, "totals": {}, "weights_checksum": "5eed"}
