@@ -13,12 +13,12 @@ ROOT = Path(__file__).parent.parent
 BUDGET = {
     "headway": 1961,
     "queues": 6008,
-    "weight_sync": 4293,
-    "actors": 11774,
-    "learner": 10259,
-    "deploy": 16907,
-    "benchmarks": 7249,
-    "examples": 208,
+    "weight_sync": 4513,
+    "actors": 11906,
+    "learner": 10524,
+    "deploy": 17301,
+    "benchmarks": 7254,
+    "examples": 280,
 }
 """Most lines of Python of each package."""
 FRAGMENTS = {"Of", "What", "Whether", "That", "Those", "Likewise", "How", "Does"}

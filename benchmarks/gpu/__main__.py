@@ -29,7 +29,7 @@ from benchmarks.harness.synthetic_load import SIZES
 
 SECONDS = 590.0
 """Deadline of all parts together."""
-LEARNER = ("torch", "transformers", "numpy", "pydantic", "xxhash")
+LEARNER = ("torch", "transformers", "numpy", "pydantic", "safetensors", "xxhash")
 DEEPSPEED = (
     "deepspeed", "einops", "hjson", "msgpack", "ninja", "packaging", "psutil", "cpuinfo", "tqdm",
 )  # fmt: skip

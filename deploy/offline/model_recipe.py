@@ -72,14 +72,6 @@ def _check(path: str) -> list[str]:
             "as save_pretrained of transformers writes it"
         )
     model_folder.check_model(path, weights=has_weights)
-    description = model_folder.describe(path)
-    for section in (description, description.get("text_config") or {}):
-        for key in ("quantization_config", "compression_config", "quantization"):
-            if section.get(key):
-                raise InputError(
-                    f"--model {path!r} has quantised weights ({key} = {str(section[key])[:80]} in "
-                    "config.json), which are not trained; give the model that it was made from"
-                )
     check_sampling(path)
     return [] if has_weights else [f"{path} has no *.safetensors yet, which a run needs"]
 

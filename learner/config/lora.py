@@ -182,7 +182,7 @@ def stored_form(folder: Path) -> tuple[LoraConfig, str]:
             path=str(folder),
         )
         return config, settings["base_model_name_or_path"]
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, SafetensorError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise InputError(
             f"no adapter can be read from {str(folder)!r}: {file.name}: {error}; give the folder "
             "of an adapter as PEFT writes it"
@@ -192,10 +192,11 @@ def stored_form(folder: Path) -> tuple[LoraConfig, str]:
 def _stored_targets(file: Path, settings: Mapping[str, Any]) -> Any:
     """Return the targets of an adapter, or its layers by name where other settings choose some."""
     targets = settings["target_modules"]
-    if not file.is_file():  # `lora.read_adapter` says so
+    try:
+        with safe_open(file, framework="numpy") as tensors:
+            names = [name for name in tensors.keys() if name.endswith(A)]  # noqa: SIM118
+    except (OSError, SafetensorError):  # `lora.read_adapter` says so
         return targets
-    with safe_open(file, framework="numpy") as tensors:
-        names = [name for name in tensors.keys() if name.endswith(A)]  # noqa: SIM118
     layers = {name.removeprefix(PREFIX).removesuffix(A) for name in names}
     if settings.get("exclude_modules") or settings.get("layers_to_transform") is not None:
         return sorted(layers)

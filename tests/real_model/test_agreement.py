@@ -12,11 +12,12 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
+from actors.engines.model_folder import load_tokenizer
 from actors.engines.protocol import SamplingParameters
 from actors.environments.protocol import Message
 from actors.rollout.chat_rendering import Renderer
 from learner.model.logprobs import LogprobOptions
-from learner.model.policy import load_policy, load_tokenizer
+from learner.model.policy import load_policy
 from queues.records import FinishReason
 from tests.actors.fakes import engine_spec
 from tests.real_model.conftest import MODEL, RECIPE
