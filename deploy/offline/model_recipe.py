@@ -24,12 +24,12 @@ from deploy.planner.remedies import fitted
 from deploy.preflight.memory_check import capacity_of
 from deploy.preflight.models import check_adapter, find_model
 from headway.errors import HeadwayError, InputError
+from learner.engine.model_folder import WEIGHTS
 from queues.records import Prompt
 
 Rows = dict[str, tuple[Any, str]]
 """Values of keys with the reasons for them."""
 QUESTION = "Which is the last letter of {word}? Answer with that letter alone."
-OTHER_WEIGHTS = {".gguf", ".bin", ".pt", ".pth", ".h5", ".msgpack", ".onnx", ".npz"}
 GROUP = 8
 
 
@@ -59,17 +59,17 @@ def recipe_for(model: str) -> tuple[str, list[str]]:
 def _check(path: str) -> list[str]:
     """Refuse a model that cannot be trained; return a note on a folder without weights."""
     files = sorted(Path(path).iterdir()) if Path(path).is_dir() else []
-    has_weights = not files or any(file.suffix == ".safetensors" for file in files)
+    weights = [file for file in files if file.suffix in WEIGHTS]
+    has_weights = not files or any(file.suffix == ".safetensors" for file in weights)
     if any(file.name == "adapter_config.json" for file in files):
         raise InputError(
             f"--model {path!r} is an adapter (it has adapter_config.json); give the model that its "
             "base_model_name_or_path names, and the adapter in learner.lora.path of the recipe"
         )
-    others = [file.name for file in files if file.suffix in OTHER_WEIGHTS]
-    if others and not has_weights:
+    if weights and not has_weights:
         raise InputError(
-            f"--model {path!r} has its weights in {others[0]}, and no *.safetensors; give a folder "
-            "as save_pretrained of transformers writes it"
+            f"--model {path!r} has its weights in {weights[0].name}, and no *.safetensors; give "
+            "a folder as save_pretrained of transformers writes it"
         )
     model_folder.check_model(path, weights=has_weights)
     check_sampling(path)
