@@ -16,7 +16,7 @@ BUDGET = {
     "weight_sync": 4513,
     "actors": 11906,
     "learner": 10524,
-    "deploy": 17301,
+    "deploy": 17307,
     "benchmarks": 7254,
     "examples": 280,
 }

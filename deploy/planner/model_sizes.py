@@ -13,6 +13,7 @@ from typing import Any
 import psutil
 import torch
 from torch import Tensor
+from torch.backends.cpu import get_cpu_capability
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
@@ -76,6 +77,8 @@ class EngineSizes:
     """Longest rollout in tokens."""
     cpu_cache: int
     """Bytes of the KV cache of an engine on a CPU."""
+    packed: bool
+    """Whether kernels of a CPU keep packed copies of its weights."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -138,19 +141,21 @@ def measure(config: RunConfig, path: str) -> Sizes:
         index=0, config=actors, weight_sync=config.weight_sync, model_path=path, seed=0
     )
     free = psutil.virtual_memory().available
+    itemsize = WEIGHT.get(served_dtype(path, actors.dtype), 2)
     kv_share = 2 if "fp8" in str(actors.vllm_options.get("kv_cache_dtype")) else 1
     return Sizes(
         policy=policy,
         critic=critic,
         longest=longest,
         served=EngineSizes(
-            itemsize=WEIGHT.get(served_dtype(path, actors.dtype), 2),
+            itemsize=itemsize,
             kv_token=kv_bytes_per_token(path, actors.dtype) // kv_share,
             kv_heads=attention_heads(path)[1],
             workers=parallel_sizes(path),
             vocabulary=vocabulary_size(path) or 0,
             context=context,
             cpu_cache=0 if actors.gpus else kv_cache_bytes(spec, context, free),
+            packed=itemsize == WEIGHT["float32"] or get_cpu_capability() != "AVX2",
         ),
     )
 

@@ -34,7 +34,7 @@ LEARNER_BASE, ENGINE_BASE, DRIVER_BASE = 590 * MIB, 1530 * MIB, 900 * MIB
 and broadcaster together."""
 PACKED, NEXT = 1.65, 1.9
 """Weights of an engine on a CPU, for each of the model's: with copies packed for its kernels, and
-those of the version that it loads beside them."""
+those of the version that it loads beside them. oneDNN packs none in bfloat16 without AVX-512."""
 GPU_BASE = 2 * GIB
 """[E] The libraries of CUDA in addition."""
 CONTEXT = 1 * GIB
@@ -265,7 +265,8 @@ def engine(
         mapped["model folder"] = weights
     if not actors.gpus:
         mapped["staged version"] *= 2  # in the actor, and in the engine
-        host |= {"weights": PACKED * weights, "next version": NEXT * weights}
+        packed, following = (PACKED, NEXT) if served.packed else (1.0, 1.0)
+        host |= {"weights": packed * weights, "next version": following * weights}
         host["KV cache"] = float(served.cpu_cache)
         return Process(Role.ACTOR, actors.count, host, {}, 0, mapped=mapped)
     rollout = served.kv_token * served.context / min(workers, served.kv_heads)

@@ -37,7 +37,7 @@ MODEL = ModelSizes(
 )  # fmt: skip
 SERVED = EngineSizes(
     itemsize=2, kv_token=10_000, kv_heads=2, workers=(1, 2, 4), vocabulary=1000, context=2048,
-    cpu_cache=GIB,
+    cpu_cache=GIB, packed=True,
 )  # fmt: skip
 SHARE, WORKERS = "actors.gpu_memory_utilization", "actors.tensor_parallel_size"
 SIZES = Sizes(policy=MODEL, critic=None, served=SERVED, longest=2048)
@@ -288,6 +288,16 @@ def test_a_worker_holds_at_least_one_head_of_the_cache_and_all_logits(kv_heads, 
     actor = predict(config, replace(SIZES, served=served), Capacity()).processes[1]
     assert actor.device["KV cache"] == 10_000 * 2048 / share
     assert actor.device["work"] == 2 * GIB + 12 * config.actors.max_concurrent_rollouts * 1000
+
+
+@pytest.mark.parametrize(("packed", "weights", "following"), [(True, 3.3, 3.8), (False, 2, 2)])
+def test_an_engine_on_a_cpu_holds_packed_copies_where_the_kernels_make_them(
+    packed, weights, following
+):
+    sizes = replace(SIZES, served=replace(SERVED, packed=packed))
+    actor = predict(recipe("actors.gpus=0"), sizes, Capacity()).processes[1]
+    assert actor.resident["weights"] == weights * BILLION
+    assert actor.resident["next version"] == following * BILLION
 
 
 def test_a_number_of_workers_that_does_not_divide_the_heads_is_refused():
