@@ -1,7 +1,7 @@
 """Reads a model folder or hub name: tokenizer, context length, weight shapes.
 
 `check_model` decides from its description whether a model can be trained here at all. The learner
-measures, once the model is loaded, that packed sequences do not see each other.
+chooses, once the model is loaded, how its sequences are computed.
 """
 
 import json
@@ -19,15 +19,6 @@ TOKENIZER_FILES = (
 CAUSAL = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration")
 """Endings of the architectures that predict the next token."""
 
-STATEFUL = (
-    "conv1d_width", "conv_L_cache", "conv_kernel", "linear_conv_kernel_dim",
-    "mamba_d_ssm", "mamba_d_state", "ssm_state_size",
-)  # fmt: skip
-"""Settings of layers that carry a state from token to token, whatever position_ids say."""
-
-ATTENTION = frozenset({"full_attention", "sliding_attention", "chunked_attention"})
-"""Kinds of layers that may be packed."""
-
 QUANTISED = ("quantization_config", "compression_config", "quantization")
 QUANTISED_FILES = ("hf_quant_config.json", "quantize_config.json", "quant_config.json")
 """Settings in config.json, and files, that say how the weights of a model are quantised."""
@@ -36,8 +27,8 @@ QUANTISED_FILES = ("hf_quant_config.json", "quantize_config.json", "quant_config
 def check_model(model_path: str, *, weights: bool = True) -> None:
     """Check the description of a model, and the headers of its `weights` if it is a folder.
 
-    Raises InputError if a file is missing or broken, the model is quantised or does not predict the
-    next token, or its layers cannot be packed.
+    Raises InputError if a file is missing or broken, or the model is quantised or does not predict
+    the next token.
     """
     description = describe(model_path)
     _refuse_quantised(model_path, description)
@@ -47,15 +38,6 @@ def check_model(model_path: str, *, weights: bool = True) -> None:
             f"model {model_path!r} is a {', '.join(names) or description.get('model_type')}, which "
             "does not predict the next token; give a causal language model, one whose "
             "architecture ends in ForCausalLM"
-        )
-    text = description.get("text_config") or description
-    kinds = sorted(set(text.get("layer_types") or ()) - ATTENTION)
-    settings = [name for name in STATEFUL if text.get(name) is not None]
-    if kinds or settings:
-        raise InputError(
-            f"model {model_path!r} ({description.get('model_type')}) has layers that carry a state "
-            f"past the end of a sequence ({', '.join(kinds or settings)}), so sequences packed "
-            "into one row would see each other; only models with plain attention can be trained"
         )
     if weights and Path(model_path).is_dir():
         weight_shapes(model_path)
@@ -179,9 +161,12 @@ def served_dtype(model_path: str, dtype: str) -> str:
 
 
 def attention_heads(model_path: str) -> tuple[int, int]:
-    """Return how many heads attend, and how many have keys and values of their own."""
+    """Return how many heads attend, and how many have keys and values of their own.
+
+    A model without attention counts as one head.
+    """
     config = configuration(model_path).get_text_config()
-    heads = config.num_attention_heads
+    heads = getattr(config, "num_attention_heads", None) or 1
     if getattr(config, "kv_lora_rank", None):  # all heads of MLA read the same cache
         return heads, 1
     return heads, getattr(config, "num_key_value_heads", None) or heads

@@ -296,13 +296,14 @@ def zero(
 
     size = SIZES[name]
     model = build(size).to(getattr(torch, size.dtype))
+    policy = Policy(model, LogprobOptions(chunk=1024, compiled=compiled))
     if compiled:
         if device.type == "cpu":  # a trial, for which C++ would be compiled for a minute or two
             torch.compiler.set_stance("force_eager")
         start_compiler(device)
-        prepare(model, "a model with random weights", compiled=True)
+        prepare(policy, "a model with random weights", attention="sdpa", compiled=True)
     engine = PolicyEngine(
-        Policy(model, LogprobOptions(chunk=1024, compiled=compiled)),
+        policy,
         OptimizerConfig(learning_rate=1e-6),
         model_path="",
         zero_stage=stage,

@@ -4,7 +4,8 @@
 
 The real learner of one rank trains synthetic batches, each between two measurements of the best
 matrix product. "Host" is the updater's time besides computing; "gap" lies between the computing of
-two batches in the loop of a run, whose broker has every group already. Takes four minutes.
+two batches in the loop of a run, whose broker has every group already. Then the same batch is
+trained in the ways of models that cannot be packed. Takes six minutes.
 """
 
 import os
@@ -93,7 +94,9 @@ def describe(name: str, figures: Record) -> str:
         f"{name:5s} {figures['parameters'] / 1e6:8.1f} M:"
         f" {figures['tokens_per_second']:9,.0f} tokens/s, {figures['utilisation']:.0%} of"
         f" {figures['peak'] / 1e9:,.0f} G operations/s ({shares}),"
-        f" {figures['cpu']:.2f} CPU seconds a second; gap {figures['loop']['gap']:.1%} of a step"
+        f" {figures['cpu']:.2f} CPU seconds a second; gap {figures['loop']['gap']:.1%} of a step;"
+        " not packed "
+        + ", ".join(f"{way} {rate:,.0f} tokens/s" for way, rate in figures["ways"].items())
     )
 
 
@@ -101,16 +104,22 @@ def measure_size(name: str, rounds: int) -> Record:
     """Measure a learner of one rank with a model of one size, in this process."""
     from benchmarks.training.learner_loop import clocked_rank, gaps
     from benchmarks.training.utilisation import utilisation_of
+    from learner.model.ways import Way
 
     size = SIZES[name]
     with tempfile.TemporaryDirectory() as folder:
         rank, engine = clocked_rank(size, Path(folder))
     groups = batch(size, seed=1)
     payloads = [encode(group) for group in groups]
-    figures = utilisation_of(
-        rank.updater, engine, size, groups, lambda: decode_arrays(payloads), rounds=rounds
-    )
+    batch_of = size, groups, lambda: decode_arrays(payloads)
+    figures = utilisation_of(rank.updater, engine, *batch_of, rounds=rounds)
     figures["loop"] = gap_of(gaps(rank, engine, groups, rounds + 1))
+    module, figures["ways"] = rank.engine.module, {}
+    module.model.set_attn_implementation("sdpa")
+    for way in (Way.BESIDE, Way.ALONE):
+        module.way = way
+        other = utilisation_of(rank.updater, engine, *batch_of, rounds=rounds)
+        figures["ways"][way.name.lower()] = other["tokens_per_second"]
     rank.close()
     return figures
 

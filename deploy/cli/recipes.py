@@ -30,8 +30,8 @@ def validate(
     """Check a recipe and print it as TOML: the keys that differ from the defaults.
 
     That is a recipe to start from: `headway validate demo > mine.toml`. The memory that it needs is
-    printed to standard error, unless its model is a [model.tiny]; a recipe that cannot fit is
-    refused.
+    printed to standard error, unless its model is a [model.tiny], and how its sequences will be
+    computed; a recipe that cannot fit is refused.
     """
     config = load(recipe, overrides)
     if strict:
@@ -42,6 +42,9 @@ def validate(
         from deploy.preflight.memory_check import check_memory
 
         check_memory(config, SafeConsole(stderr=True))
+        from deploy.preflight.models import way_of_rows
+
+        typer.echo(way_of_rows(config), err=True)
     from deploy.config.loader import short_text
     from deploy.config.recipe_text import recipe_text
     from deploy.config.rules import hardly_trains

@@ -9,7 +9,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from actors.engines.model_folder import attention_heads, describe, parallel_sizes, weight_shapes
+from actors.engines.model_folder import (
+    attention_heads,
+    context_length,
+    describe,
+    parallel_sizes,
+    weight_shapes,
+)
 from actors.sources.fingerprints import of_files
 from deploy.config.changes import changes
 from deploy.config.run_config import RunConfig
@@ -114,6 +120,19 @@ def check_workers(config: RunConfig, path: str) -> None:
         f"{heads} attention heads of {path!r}, {kv_heads} of them with keys and values; allowed "
         f"are {', '.join(map(str, allowed))}"
     )
+
+
+def way_of_rows(config: RunConfig) -> str:
+    """Return a line that says how the learner will compute sequences; imports torch."""
+    from learner.model.forward_check import foretold_way
+
+    try:
+        path = find_model(config.model.path) if config.model.path else model_path(config)
+        context = config.actors.max_model_len or context_length(path)
+        way = foretold_way(path, config.learner.attention, context)
+    except InputError as error:
+        return f"how sequences are computed is not foretold: {error}"
+    return f"sequences are computed {way}"
 
 
 def find_model(path: str, *, setting: str = "model.path") -> str:

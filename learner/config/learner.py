@@ -90,8 +90,9 @@ class LearnerConfig(OptimizerConfig, ObjectiveConfig):
     """Keep only the inputs of layers and compute their insides again in the backward pass."""
     offload_optimizer: bool = False
     """Keep the optimizer's state in host memory and step there; needs zero_stage >= 1."""
-    attention: Literal["sdpa", "eager", "flash_attention_2"] = "sdpa"
-    """Implementation of attention in transformers; flash_attention_2 needs a GPU."""
+    attention: Literal["auto", "sdpa", "eager", "flash_attention_2"] = "auto"
+    """Implementation of attention in transformers; flash_attention_2 needs a GPU. "auto" takes sdpa
+    where it is exact, else eager."""
     cores: Cores | None = None
     """CPU cores of all ranks together, as "1" or "2-5,8"; None leaves it to the system. Shared
     equally; where there are fewer cores than ranks, every rank uses them all."""

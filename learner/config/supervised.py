@@ -22,7 +22,7 @@ class SupervisedConfig(OptimizerConfig):
     """DeepSpeed ZeRO, as learner.zero_stage."""
     dtype: Dtype = "float32"
     """Dtype of weights and activations, as learner.dtype."""
-    attention: Literal["sdpa", "eager", "flash_attention_2"] = "sdpa"
+    attention: Literal["auto", "sdpa", "eager", "flash_attention_2"] = "auto"
     """Implementation of attention in transformers, as learner.attention."""
     threads: int | None = Field(default=None, ge=1)
     """Torch threads; None takes as many as a rank of the learner has in a run on this machine."""

@@ -32,9 +32,8 @@ from learner.engine.protocol import Forward
 from learner.engine.tensor_parts import Part, PartReader, in_buckets, write_parts
 from learner.errors import TrainingDiverged
 from learner.model import lora
-from learner.model.forward_check import check_forward
+from learner.model.forward_check import check_forward, choose_way
 from learner.model.host_copy import HostCopy
-from learner.model.packed_attention import attend_packed
 from learner.model.policy import Policy
 from learner.model.scalar_model import ScalarModel
 from learner.model.shared_weights import each_loaded, shape_of
@@ -94,6 +93,7 @@ def shared_reference(policy: Policy) -> Callable[..., tuple[Tensor, ...]]:
 
     Weights are gathered for each layer as it is computed.
     """
+    _prepare_shared(policy)
     engine, *_ = deepspeed.initialize(
         model=policy,
         config={
@@ -105,15 +105,26 @@ def shared_reference(policy: Policy) -> Callable[..., tuple[Tensor, ...]]:
     _register_head(policy)
     for buffer in policy.buffers():
         buffer.data = buffer.data.to(engine.device)
-    attend_packed(policy.model)
     run: Callable[..., tuple[Tensor, ...]] = engine
     return run
 
 
+def _prepare_shared(module: Policy | ScalarModel) -> None:
+    """Choose the way of a module whose weights ranks share; gather convolutions with their layers.
+
+    Layers that carry a state read the weights of their parts themselves.
+    """
+    choose_way(module, deepspeed.zero.GatheredParameters)
+    for layer in module.modules():
+        if any(isinstance(part, nn.Conv1d) for part in layer.children()):
+            for parameter in [p for part in layer.children() for p in part.parameters()]:
+                deepspeed.zero.register_external_parameter(layer, parameter)
+
+
 def _register_head(policy: Policy) -> None:
     """Tell ZeRO 3 that the output embedding is applied outside of the module that owns it."""
-    weight = policy.model.get_output_embeddings().weight
-    deepspeed.zero.register_external_parameter(policy, weight)
+    for parameter in policy.model.get_output_embeddings().parameters():
+        deepspeed.zero.register_external_parameter(policy, parameter)
 
 
 class DeepSpeedEngine:
@@ -139,6 +150,7 @@ class DeepSpeedEngine:
         in `Trainable.adopt`.
         """
         _prepare()
+        self.module = module
         self.rank, self.ranks = dist.get_rank(), dist.get_world_size()
         self._model_path = model_path
         self._zero_stage = zero_stage
@@ -146,6 +158,8 @@ class DeepSpeedEngine:
         self._copies = HostCopy()
         self._captured: Future[dict[str, Tensor]] | None = None
         self.steps_taken = 0
+        if zero_stage == 3:
+            _prepare_shared(module)
         optimizer, trained = optimizer_section(config, module), elements(module, trained=True)
         zero: dict[str, Any] = {
             "stage": zero_stage,
@@ -182,7 +196,6 @@ class DeepSpeedEngine:
             self._engine.clip_fp32_gradients = self._clip  # DeepSpeed's own forgets the norm
         begin_exactly(self._engine)
         self.adopt(config, total_steps, rates)
-        attend_packed(module.model)
         # Below stage 3 DeepSpeed refuses to have its outputs differentiated by others, or fails.
         check_forward(module, self.outputs if self.gathers else module, device=self.device)
 

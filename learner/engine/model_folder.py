@@ -139,7 +139,7 @@ def merge_adapter(folder: Path, base: str | None = None) -> None:
         )
     dtype = str(next(iter(adapter.tensors.values())).dtype).removeprefix("torch.")
     options = LogprobOptions(chunk=1)
-    model = load_policy(base, options, dtype=dtype, attention="sdpa").model
+    model = load_policy(base, options, dtype=dtype, attention="auto").model
     lora.add_adapter(model, adapter.config, seed=0)
     write_files(model, base, folder)
     write_weights(model, ((weight.name, weight.value()) for weight in lora.weights(model)), folder)

@@ -43,10 +43,10 @@ class Reference:
         self._refreshed = saved is not None
         self._remainders: dict[str, Tensor] = {}
         """By weight in bfloat16 that moves in part: see `remainder_of`."""
+        self._copies = HostCopy()
+        check_forward(self._policy, self._run, device=device)  # weights are those of its folder yet
         if saved is not None and (saved / REMAINDERS).is_dir():
             self._restore(PartReader(saved / REMAINDERS))
-        self._copies = HostCopy()
-        check_forward(self._policy, self._run, device=device)
 
     def _restore(self, reader: PartReader) -> None:
         own = dict(self._policy.model.named_parameters())

@@ -1,24 +1,35 @@
 """The check of a loaded model: what is trained here is what its own forward pass computes.
 
 Packed rows, attention by sequences and log-probabilities from hidden states are right for some
-models only, and no list of settings could name them all. So outputs are compared, on two sequences
-of which the second is longer than every window of the model: each alone, and both in one row.
+models only, and no list of settings could name them all. So outputs are compared, on sequences of
+which one is longer than every window of the model: each alone, and all in one row. Copies of a few
+layers are compared in float32 with a model that is built anew from the folder, by which the way to
+compute rows is chosen; then the whole model with itself, in its own dtype.
 """
 
 import logging
+import math
 import re
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
+from itertools import product
 from typing import Any
 
 import torch
+from safetensors import safe_open
 from torch import Tensor
 
 from headway.errors import InputError
-from learner.model.logprobs import bend
-from learner.model.packed_attention import NAME, plain_attention
-from learner.model.policy import Policy
-from learner.model.scalar_model import ScalarModel
+from learner.model import lora
+from learner.model.few_layers import Gathered, OtherLayers, few_layers
+from learner.model.hf_names import HuggingFaceNames
+from learner.model.logprobs import LogprobOptions, bend
+from learner.model.packed_attention import BY_SEQUENCE, attend_packed, plain_attention, plain_name
+from learner.model.policy import Policy, choice_of
+from learner.model.rope import grows
+from learner.model.shared_weights import is_shared
+from learner.model.ways import PADDING, SequenceModel, Way
+from weight_sync.base_model import folder_of
 
 log = logging.getLogger(__name__)
 
@@ -36,6 +47,9 @@ WRITTEN_OUT = 2048
 LARGE_LOGIT = 50.0
 """Size that logits are brought to, to see whether the model caps or scales them."""
 
+FEW_WORDS = 1024
+"""Words of a model whose way is foretold."""
+
 TOLERANCE = 1e-4
 """Difference that rounding explains in float32."""
 
@@ -47,33 +61,163 @@ at most 1.3 of that where nothing is wrong (3 for single scores), and from 12 wi
 BLOCK = 32
 """Tokens of a median, since rounding may choose other experts for single tokens."""
 
+SEED = 0
+"""Chooses the tokens of sequences."""
+
 Run = Callable[[Tensor, Tensor], tuple[Tensor, ...]]
 
 
 @torch.no_grad()
-def check_forward(module: Policy | ScalarModel, run: Run, *, device: torch.device) -> None:
+def check_forward(module: SequenceModel, run: Run, *, device: torch.device) -> None:
     """Compare a model's outputs with those of its own forward pass. Collective.
 
     `run` computes the module for token_ids [N] and position_ids [N], which lie on `device`; `own`
-    of the module gives the end of the first output by transformers alone.
+    of the module gives the end of the first output by transformers alone. Weights that ranks share
+    must have passed `choose_way` before.
 
     Raises:
         InputError: They differ, or sequences in a row depend on each other, or it cannot be run.
     """
+    if not is_shared(module):
+        choose_way(module)
+    with _refused(_name(module)):
+        _Check(module, run, module, device).all()
+
+
+@torch.no_grad()
+def choose_way(module: SequenceModel, gathered: Gathered | None = None) -> None:
+    """Choose how rows are computed: the first way and attention that are exact. Collective.
+
+    Copies of a few layers in float32 are compared with a model that is built anew from the folder,
+    and weights with those of its files. `gathered` returns a context in which parameters are whole.
+
+    Raises:
+        InputError: No way computes what the model's folder describes.
+    """
+    with _refused(_name(module)):
+        _compare_weights(module.model, gathered or (lambda _: nullcontext()))
+        copied, described = few_layers(module, gathered)
+        with lora.switched_off(copied.model):
+            _choose(copied, described)
+    module.way, module.of_head = copied.way, copied.of_head
+    chosen, own = (each.model.config._attn_implementation for each in (copied, module))
+    if chosen != own and plain_name(own) in BY_SEQUENCE:
+        module.model.set_attn_implementation(chosen)
+    log.info("%s: sequences are computed %s", _name(module), _described(module))
+
+
+def _name(module: SequenceModel) -> str:
+    return str(module.model.name_or_path or type(module.model).__name__)
+
+
+def _described(module: SequenceModel) -> str:
+    attention = plain_name(module.model.config._attn_implementation)
+    return f"{module.way.value}, with attention = {attention!r}"
+
+
+@torch.no_grad()
+def foretold_way(path: str, attention: str, context: int | None) -> str:
+    """Return how rows would be computed by a model of a folder, whose weights are not read.
+
+    Its layers of each kind are given random weights, and few words.
+
+    Raises:
+        InputError: In no way exactly.
+    """
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    chosen = None if attention == "auto" else attention
+    with _refused(path), torch.random.fork_rng():
+        config = AutoConfig.from_pretrained(path)
+        config.name_or_path, text = "", config.get_text_config()
+        text.vocab_size = min(text.vocab_size, FEW_WORDS)
+        if (text.pad_token_id or 0) >= text.vocab_size:
+            text.pad_token_id = None
+        with torch.device("meta"):
+            model = AutoModelForCausalLM.from_config(config, attn_implementation=chosen).eval()
+        policy = Policy(model, LogprobOptions(chunk=1024))
+        policy.context, policy.attentions = context, choice_of(model, attention)
+        copied, described = few_layers(policy)
+        _choose(copied, described)
+    return _described(copied)
+
+
+def _choose(copied: SequenceModel, described: SequenceModel) -> None:
+    """Set the first way and attention of a module by which it equals another."""
+    device = copied.model.device
+    attentions = copied.attentions or (plain_name(copied.model.config._attn_implementation),)
+    copied.of_head = _changed_before_head(described)
+    unpinned = copied.context is None and grows(copied.model)
+    for way, attention in product([Way.ALONE] if unpinned else Way, attentions):
+        copied.way = way
+        copied.model.set_attn_implementation(attention)
+        if way is Way.PACKED:
+            attend_packed(copied.model)
+        try:
+            _Check(copied, copied, described, device).all()
+        except torch.OutOfMemoryError:
+            raise
+        except Exception as error:  # a model raises anything if it is not called as it wants to be
+            log.debug("%s, attention = %r: %s", way.value, attention, error)
+            if (way, attention) == (Way.ALONE, attentions[-1]):
+                raise
+        else:
+            return
+
+
+def _changed_before_head(module: SequenceModel) -> bool:
+    """Return True if the head is given something else than the last hidden states."""
+    module.way, states = Way.ALONE, list[Tensor | None]()
+    ids, positions = torch.arange(3, 8).to(module.model.device), torch.arange(5)
+    for module.of_head in (False, True):
+        try:
+            states.append(module.hidden_states(ids, positions))
+        except Exception:  # noqa: BLE001  # without a base model, or one word makes no logits
+            states.append(None)
+    last, given = states
+    if given is None or not isinstance(module, Policy):
+        return False
+    return last is None or not torch.equal(last, given)
+
+
+def _compare_weights(model: Any, gathered: Gathered) -> None:
+    """Require that each weight is that of the model's folder, in the model's dtype."""
+    folder = folder_of(model.name_or_path) if model.name_or_path else None
+    files = folder.glob("*.safetensors") if folder else ()
+    opened: list[Any] = [safe_open(file, framework="pt") for file in files]
+    stored = {name: file for file in opened for name in file.keys()}  # noqa: SIM118
+
+    def loaded() -> Iterator[tuple[str, Tensor]]:
+        for weight in lora.weights(model):
+            with gathered([weight.parameters[0]]):
+                yield weight.name, weight.parameters[0].detach()
+        saved = model.state_dict().keys()
+        yield from ((name, buffer) for name, buffer in model.named_buffers() if name in saved)
+
+    if getattr(model.config, "quantization_config", None) is not None or not stored:
+        return
+    for name, tensor in HuggingFaceNames(model).of(loaded()):
+        if name in stored:
+            expected = stored[name].get_tensor(name).to(tensor)
+            if not torch.equal(tensor, expected):
+                if tensor.shape == expected.shape:
+                    difference = float((tensor.float() - expected.float()).abs().max())
+                    raise _Unfit(f"its weight {name} is not its folder's (by {difference:.3g})")
+                raise _Unfit(f"its weight {name} is {tensor.shape}, its folder's {expected.shape}")
+
+
+@contextmanager
+def _refused(name: str) -> Iterator[None]:
+    """Say of which model a refusal is."""
     try:
-        check = _Check(module, run, device)
-        check.head()
-        check.alone()
-        check.independence()
-        check.packed()
+        yield
     except torch.OutOfMemoryError:
         raise
     except Exception as error:  # a model raises anything if it is not called as it wants to be
         reason = (str(error).strip() or repr(error)).splitlines()[0]
-        if not isinstance(error, _Unfit):
-            reason = f"it cannot be computed on packed sequences: {reason}"
-        path = module.model.name_or_path or type(module.model).__name__
-        raise InputError(f"{path!r} cannot be trained here: {reason}") from error
+        if not isinstance(error, _Unfit | OtherLayers):
+            reason = f"it cannot be computed on sequences in a row: {reason}"
+        raise InputError(f"{name!r} cannot be trained here: {reason}") from error
 
 
 class _Unfit(Exception):
@@ -81,35 +225,51 @@ class _Unfit(Exception):
 
 
 class _Check:
-    def __init__(self, module: Policy | ScalarModel, run: Run, device: torch.device) -> None:
+    """A comparison of a module, as `run` computes it, with what another computes by itself."""
+
+    def __init__(
+        self, module: SequenceModel, run: Run, described: SequenceModel, device: torch.device
+    ) -> None:
         self._module, self._run, self._device = module, run, device
-        config = module.model.config
-        chosen = config._attn_implementation
-        self._attention = "sdpa" if chosen == NAME else chosen
+        self._described = described
+        config = described.model.config
+        self._attention = plain_name(module.model.config._attn_implementation)
         settings = list(_integers(config.to_dict()))
         text = config.get_text_config()
         self._positions = getattr(text, "max_position_embeddings", None) or LONGEST
         reach = {name: size for name, size in settings if size > 1 and REACH.search(name)}
         long = max([SHORTEST, *(size for size in reach.values() if size <= LONGEST - 32)]) + 32
+        if module.model.dtype != torch.float32 and device.type == "cpu":
+            long = BLOCK  # computed by the code that a copy was compared by, at an eighth the speed
         special = {size for name, size in settings if "token" in name}
         plain = torch.tensor([i for i in range(text.vocab_size) if i not in special])
-        random = torch.Generator().manual_seed(0)
-        self._first, self._second, self._other = (
+        random = torch.Generator().manual_seed(SEED)
+        self._first, self._second, self._other, self._third = (
             plain[torch.randint(len(plain), (min(size, self._positions),), generator=random)]
-            for size in (SHORT, long, SHORT)
+            for size in (SHORT, long, SHORT, math.ceil((1 - PADDING) * min(long, self._positions)))
         )
-        log.info(
-            "%s: its forward pass is compared on sequences of %d and %d tokens; settings of its "
-            "reach: %s",
-            module.model.name_or_path, len(self._first), len(self._second), reach or "none",
-        )  # fmt: skip
-        self._own = [self._by_itself(ids) for ids in (self._first, self._second)]
-        self._row = self._compute(self._first, self._second)
+        if module is described:
+            log.info(
+                "%s: its forward pass is compared on sequences of %d and %d tokens; settings of "
+                "its reach: %s",
+                module.model.name_or_path, len(self._first), len(self._second), reach or "none",
+            )  # fmt: skip
+        self._sequences = [self._first, self._second]
+        if module.way is Way.BESIDE:  # a sequence that lies beside the second, and is filled up
+            self._sequences.append(self._third)
+        self._own = [self._by_itself(ids) for ids in self._sequences]
+        self._row = self._compute(*self._sequences)
         self._rounding = TOLERANCE
         if module.model.dtype != torch.float32:
             with self._embeddings(_in_the_last_place):
-                nudged = self._compute(self._first, self._second)
+                nudged = self._compute(*self._sequences)
             self._rounding = max(TOLERANCE, ROUNDINGS * self._size(nudged - self._row))
+
+    def all(self) -> None:
+        self.head()
+        self.alone()
+        self.independence()
+        self.packed()
 
     @contextmanager
     def _embeddings(self, change: Callable[[Tensor], Tensor]) -> Iterator[None]:
@@ -126,9 +286,10 @@ class _Check:
 
         Nothing is compiled.
         """
-        plain = plain_attention(self._module.model, written_out=len(sequence) <= longest)
+        model = self._described.model
+        plain = plain_attention(model, self._attention, written_out=len(sequence) <= longest)
         with plain, torch.compiler.set_stance("force_eager"):
-            return self._module.own(sequence.to(self._device))
+            return self._described.own(sequence.to(self._device))
 
     def _compute(self, *sequences: Tensor, last: int | None = None) -> Tensor:
         """Return the first output for a row; the first sequence ends at the position `last`."""
@@ -142,7 +303,8 @@ class _Check:
         """Compare the form of large logits with what log-probabilities here make of them."""
         if not isinstance(self._module, Policy):
             return
-        embedding = self._module.model.get_output_embeddings()
+        model = self._described.model
+        embedding = model.get_output_embeddings()
         products: list[Tensor] = []
 
         def enlarge(_module: Any, _inputs: Any, output: Tensor) -> Tensor:
@@ -152,7 +314,8 @@ class _Check:
         hook = embedding.register_forward_hook(enlarge)
         try:
             ids = self._first[None].to(self._device)
-            logits = self._module.model(input_ids=ids, use_cache=False).logits
+            with plain_attention(model, self._attention, written_out=True):
+                logits = model(input_ids=ids, use_cache=False).logits
         finally:
             hook.remove()
         if products and logits.shape == products[-1].shape:
@@ -167,7 +330,7 @@ class _Check:
 
     def alone(self) -> None:
         """Compare sequences alone: with the model's own head and its own attention."""
-        for sequence, own in zip((self._first, self._second), self._own, strict=True):
+        for sequence, own in zip(self._sequences, self._own, strict=True):
             computed = self._compute(sequence)
             if not self._agree(computed, own):
                 left_out = self._by_itself(sequence, longest=0) - own
@@ -175,15 +338,17 @@ class _Check:
                     raise _Unfit(
                         f"attention = {self._attention!r} leaves out a part of its attention, and "
                         f"{self._module.output} differ by up to {float(left_out.abs().max()):.3g}; "
-                        'set attention = "eager"'
+                        'set attention = "eager" or "auto"'
                     )
             self._compare(computed, own, f"a sequence of {len(sequence)} tokens alone")
 
     def packed(self) -> None:
-        """Compare sequences packed into one row with each alone."""
-        parts = torch.split(self._row, [len(self._first), len(self._second)])
+        """Compare the sequences of one row with each alone."""
+        parts = torch.split(self._row, [len(sequence) for sequence in self._sequences])
+        count = {2: "two", 3: "three"}[len(parts)]
         for part, own in zip(parts, self._own, strict=True):
-            self._compare(part, own, f"one of two sequences in a row of {len(self._row)} tokens")
+            where = f"one of {count} sequences in a row of {len(self._row)} tokens"
+            self._compare(part, own, where)
 
     def _compare(self, computed: Tensor, own: Tensor, where: str) -> None:
         if not self._agree(computed, own):
@@ -214,9 +379,10 @@ class _Check:
         experts may round otherwise: then the derivative by the first sequence must be 0 too.
         """
         start = len(self._first)
-        row = self._compute(self._other, self._second, last=self._positions - 1)
+        row = self._compute(self._other, *self._sequences[1:], last=self._positions - 1)
         moved = (row - self._row)[start:]
         rounded = bool(moved.any()) or self._module.model.dtype != torch.float32
+        rounded &= self._module.way is Way.PACKED
         if not self._is_rounding(moved) or (rounded and self._derivative().any()):
             size = f"up to {float(moved.abs().max()):.3g}" if moved.any() else "less than rounding"
             raise _Unfit(
@@ -236,7 +402,7 @@ class _Check:
             return embedded[-1]
 
         with self._embeddings(keep):
-            outputs = self._compute(self._first, self._second[:SHORTEST])
+            outputs = self._compute(self._first, self._second[:SHORT])
         total = outputs[len(self._first) :].sum()
         (gradient,) = torch.autograd.grad(total, embedded[-1])
         return gradient[0, : len(self._first)]

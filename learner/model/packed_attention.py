@@ -9,6 +9,7 @@ stays as it is.
 
 import inspect
 import logging
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -17,14 +18,25 @@ import torch
 from torch import Tensor
 from torch.nn.attention.varlen import varlen_attn
 
-from headway.errors import InputError
-
 log = logging.getLogger(__name__)
 
 NAME = "headway_packed"
 
+BY_SEQUENCE = {"sdpa": NAME, "eager": f"{NAME}_eager"}
+"""Attention by sequences, by the attention of transformers that each of them is given to."""
+
+KNOWN = {
+    "dropout", "scaling", "is_causal", "position_ids", "sliding_window", "use_cache",
+    "output_attentions", "output_hidden_states", "output_router_logits", "past_key_values",
+    "cache_position",
+}  # fmt: skip
+"""Options of attention that torch's kernels heed, or that change nothing without a cache."""
+
 LARGEST_HEAD = 256
 """Size of a head up to which `varlen_attn` computes it."""
+
+TRIED = [[5, 3, 7], [4, 4, 7, 3, 5]]
+"""Sequences whose results are compared, packed and each alone."""
 
 TOLERANCE, HALF_TOLERANCE = 0.01, 0.1
 """Largest difference, relative to the norm, that counts as rounding, in float32 and in half
@@ -34,37 +46,47 @@ precision. A token that sees another sequence differs by about the norm."""
 def attend_packed(model: Any) -> bool:
     """Make a model attend one sequence at a time, if that gives the same results.
 
-    It is changed if it computes plain causal attention by torch's `scaled_dot_product_attention`.
-    Return True then; the log gives the reason why a model that was tried stays as it is.
+    It is changed if it computes plain causal attention by torch's `scaled_dot_product_attention`,
+    or step by step by a function of its own (`eager`). Return True then; the log gives the reason
+    why a model that was tried stays as it is.
     """
-    if model.config._attn_implementation != "sdpa":
-        return False
+    plain = model.config._attn_implementation
+    if plain not in BY_SEQUENCE:
+        return plain in BY_SEQUENCE.values()
     from transformers import AttentionInterface, AttentionMaskInterface
 
-    AttentionInterface.register(NAME, torch.compiler.disable(_attend))  # type: ignore[no-untyped-call]
-    AttentionMaskInterface.register(NAME, _mask)
+    for name, attend in zip(BY_SEQUENCE.values(), (_attend, _attend_step_by_step), strict=True):
+        AttentionInterface.register(name, torch.compiler.disable(attend))  # type: ignore[no-untyped-call]
+        AttentionMaskInterface.register(name, _mask)
     most = HALF_TOLERANCE if model.dtype.itemsize < 4 else TOLERANCE
     try:
-        expected = _try_out(model)
-        model.set_attn_implementation(NAME)
-        difference = float((_try_out(model) - expected).norm() / expected.norm())
+        expected = torch.cat([_try_out(model, [ids]) for ids in TRIED])
+        model.set_attn_implementation(BY_SEQUENCE[plain])
+        difference = float((_try_out(model, TRIED) - expected).norm() / expected.norm())
         why = "" if difference <= most else f"the results differ by {difference:.0%}"
-    except (LookupError, TypeError, AttributeError, RuntimeError, ValueError, InputError) as error:
+    except Exception as error:  # noqa: BLE001  # models raise anything
         why = str(error) or repr(error)
     if why:
-        model.set_attn_implementation("sdpa")
-        log.warning("%s keeps its mask over all packed tokens: %s", type(model).__name__, why)
+        model.set_attn_implementation(plain)
+        log.info("%s keeps its mask over all packed tokens: %s", type(model).__name__, why)
     return not why
 
 
-@contextmanager
-def plain_attention(model: Any, *, written_out: bool) -> Iterator[None]:
-    """Have a model attend as in transformers for a while: step by step, or by its own kernel.
+def plain_name(attention: str) -> str:
+    """Return the attention of transformers that each sequence is given to."""
+    return {name: plain for plain, name in BY_SEQUENCE.items()}.get(attention, attention)
 
-    Kernels leave out, without a word, what they cannot do, such as a cap on scores.
+
+@contextmanager
+def plain_attention(
+    model: Any, attention: str | None = None, *, written_out: bool
+) -> Iterator[None]:
+    """Have a model attend as in transformers for a while: step by step, or by an `attention`.
+
+    None is its own. Kernels leave out what they cannot do, such as a cap on scores, without a word.
     """
     chosen = model.config._attn_implementation
-    plain = "eager" if written_out else "sdpa" if chosen == NAME else chosen
+    plain = "eager" if written_out else attention or plain_name(chosen)
     if plain != chosen:
         model.set_attn_implementation(plain)
     try:
@@ -90,28 +112,13 @@ def _mask(
 
 
 @torch.no_grad()
-def _try_out(model: Any) -> Tensor:
-    """Return the last hidden states [8, H] of two packed sequences."""
-    token_ids = torch.tensor([5, 3, 7, 4, 4, 7, 3, 5], device=model.device)
-    position_ids = torch.tensor([0, 1, 2, 0, 1, 2, 3, 4], device=model.device)
-    return hidden_states(model, token_ids, position_ids).float()
-
-
-def hidden_states(model: Any, token_ids: Tensor, position_ids: Tensor) -> Tensor:
-    """Return the last hidden states [N, H] of packed sequences; positions restart at 0 with each.
-
-    Raises:
-        InputError: The head of the model cannot be told from the rest of it.
-    """
-    if model.base_model is model:
-        raise InputError(f"{type(model).__name__} names no base model, without its head")
-    packed = model.config._attn_implementation == NAME
-    # A tensor, since a block would be compiled anew for every list.
-    more = {"sequence_ends": ends_of(position_ids)} if packed else {}
-    hidden: Tensor = model.base_model(
-        input_ids=token_ids[None], position_ids=position_ids[None], use_cache=False, **more
-    ).last_hidden_state[0]
-    return hidden
+def _try_out(model: Any, sequences: list[list[int]]) -> Tensor:
+    """Return the last hidden states [N, H], or the logits, of packed sequences."""
+    token_ids = torch.cat([torch.tensor(ids) for ids in sequences])[None].to(model.device)
+    position_ids = torch.cat([torch.arange(len(ids)) for ids in sequences])[None].to(model.device)
+    outputs = model.base_model(input_ids=token_ids, position_ids=position_ids, use_cache=False)
+    states: Tensor = outputs[0][0]
+    return states.float()
 
 
 def ends_of(position_ids: Tensor) -> Tensor:
@@ -139,31 +146,62 @@ def _attend(
     """
     from transformers.integrations.sdpa_attention import repeat_kv, sdpa_attention_forward
 
-    positions = options.get("position_ids")
-    if positions is None or len(query) != 1 or isinstance(attention_mask, Tensor):
-        raise _NotOneRow("its attention is called without position_ids, or with a mask")
-    if sequence_ends is None:
-        sequence_ends = ends_of(positions.flatten())
+    unknown = [name for name, option in options.items() if option is not None and name not in KNOWN]
+    if unknown:
+        raise _NotOneRow(f"its attention is given {', '.join(unknown)}, which kernels leave out")
+    ends = _ends(query, attention_mask, sequence_ends, options)
     options.setdefault("is_causal", getattr(module, "is_causal", True))
     if options["is_causal"] and _has_kernel(query):
         scale = options.get("scaling")
-        return _attend_at_once(query, key, value, sequence_ends, scale, attention_mask), None
+        return _attend_at_once(query, key, value, ends, scale, attention_mask), None
     if not _shares_keys(query):
         key, value = (repeat_kv(kv, query.shape[1] // kv.shape[1]) for kv in (key, value))
         module = torch.nn.Module()  # without an attribute for groups of heads
-    lengths: list[int] = sequence_ends.diff().tolist()
-    columns = (torch.split(column, lengths, dim=2) for column in (query, key, value))
     outputs = []
-    for part, length in zip(zip(*columns, strict=True), lengths, strict=True):
-        if attention_mask is None or length <= attention_mask:
-            attended, _ = sdpa_attention_forward(module, *part, None, **options)
-        else:
-            band = _band(length, attention_mask, query.device)
-            attended, _ = sdpa_attention_forward(
-                module, *part, band, **{**options, "is_causal": False}
-            )
-        outputs.append(attended)
+    for part in _split(ends, query, key, value):
+        band, more = None, {}
+        if attention_mask is not None and part[0].shape[2] > attention_mask:
+            band, more = _band(part[0].shape[2], attention_mask, query.device), {"is_causal": False}
+        outputs.append(sdpa_attention_forward(module, *part, band, **{**options, **more})[0])
     return torch.cat(outputs, dim=1), None
+
+
+def _attend_step_by_step(
+    module: Any,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: int | None,
+    sequence_ends: Tensor | None = None,
+    **options: Any,
+) -> tuple[Tensor, None]:
+    """Return attention as `_attend` does, by the model's own function, which heeds all options."""
+    attend = sys.modules[type(module).__module__].eager_attention_forward
+    ends = _ends(query, attention_mask, sequence_ends, options)
+    outputs = []
+    for part in _split(ends, query, key, value):
+        length = part[0].shape[2]
+        hidden = ~_band(length, attention_mask or length, query.device)
+        band = torch.zeros_like(hidden, dtype=query.dtype)
+        band.masked_fill_(hidden, torch.finfo(query.dtype).min)
+        outputs.append(attend(module, *part, band, **options)[0])
+    return torch.cat(outputs, dim=1), None
+
+
+def _ends(
+    query: Tensor, mask: int | None, sequence_ends: Tensor | None, options: dict[str, Any]
+) -> Tensor:
+    """Return the ends of the sequences of a row, which layers may pass on as positions alone."""
+    positions = options.get("position_ids")
+    if positions is None or len(query) != 1 or isinstance(mask, Tensor):
+        raise _NotOneRow("its attention is called without position_ids, or with a mask")
+    return ends_of(positions.flatten()) if sequence_ends is None else sequence_ends
+
+
+def _split(ends: Tensor, *columns: Tensor) -> Iterator[tuple[Tensor, ...]]:
+    """Yield queries, keys and values [1, heads, n, size] of each sequence."""
+    lengths: list[int] = ends.diff().tolist()
+    yield from zip(*(torch.split(column, lengths, dim=2) for column in columns), strict=True)
 
 
 def _attend_at_once(

@@ -3,7 +3,7 @@
 import logging
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -12,10 +12,11 @@ from headway.errors import InputError
 from learner.config.learner import TinyModelConfig
 from learner.model.compilation import compile_blocks
 from learner.model.logprobs import LogprobOptions, chunked_logprobs
-from learner.model.packed_attention import attend_packed, hidden_states
+from learner.model.packed_attention import BY_SEQUENCE, attend_packed
 from learner.model.rope import pin_rope
 from learner.model.shared_weights import is_shared, shape_of
 from learner.model.tiny_tokenizer import tiny_tokenizer, vocabulary_of
+from learner.model.ways import SequenceModel
 
 log = logging.getLogger(__name__)
 
@@ -55,7 +56,10 @@ def quiet() -> None:
     logging.disable_progress_bar()
 
 
-class Policy(nn.Module):
+Module = TypeVar("Module", bound=SequenceModel)
+
+
+class Policy(SequenceModel):
     """A causal language model whose output is the log-probabilities of packed tokens.
 
     With a value head it answers with values as well: of the state before each token, from the
@@ -63,11 +67,9 @@ class Policy(nn.Module):
     """
 
     output = "log-probabilities"
-    """Name of the first output, for messages."""
 
     def __init__(self, model: Any, options: LogprobOptions) -> None:
-        super().__init__()
-        self.model = model
+        super().__init__(model)
         self.options = replace(options, **_form_of_logits(model.config.get_text_config()))
         self.value_head: nn.Linear | None = None
         self.values_after = False
@@ -87,13 +89,17 @@ class Policy(nn.Module):
             there is a value head. Entries of first tokens are 0, and so are, except for values,
             those of tokens that are not wanted. Then, with `values_after`, those values [N].
         """
-        hidden = hidden_states(self.model, token_ids, position_ids)
+        hidden = self.hidden_states(token_ids, position_ids)
         states, targets = hidden[:-1], token_ids[1:]
         if wanted is not None:
             # Also if none is wanted: the loss must reach every parameter on every rank.
             chosen = wanted[1:].nonzero().squeeze(-1)
             states, targets = states.index_select(0, chosen), targets[chosen]
-        head = self.model.get_output_embeddings().weight
+        head: Tensor = self.model.get_output_embeddings().weight
+        bias: Tensor | None = getattr(self.model.get_output_embeddings(), "bias", None)
+        if bias is not None:  # as one more entry of hidden states, which is 1
+            head = torch.cat([head, bias[:, None]], dim=1)
+            states = nn.functional.pad(states, (0, 1), value=1.0)
         scored = chunked_logprobs(states, head, targets, self.options)
         outputs = [*scored]
         if wanted is not None:
@@ -126,10 +132,14 @@ class Policy(nn.Module):
 
 def _form_of_logits(config: Any) -> dict[str, Any]:
     """Return the scale and the cap of a model's logits; `check_forward` finds what is missing."""
-    names = "logit_scale", "logits_scaling", "final_logit_softcapping", "logits_soft_cap"
-    values = [getattr(config, name, None) for name in names]
-    scale, divisor, *caps = (value if isinstance(value, int | float) else None for value in values)
-    return {"scale": (scale or 1.0) / (divisor or 1.0), "cap": caps[0] or caps[1]}
+
+    def first(*names: str) -> float | None:
+        values = (vars(config).get(name) for name in names)  # no property, which may scale states
+        return next((value for value in values if value and isinstance(value, int | float)), None)
+
+    scale = first("logit_scale", "lm_head_multiplier") or 1.0
+    caps = "final_logit_softcapping", "logits_soft_cap", "output_logit_soft_cap"
+    return {"scale": scale / (first("logits_scaling") or 1.0), "cap": first(*caps)}
 
 
 def before_each(values: Tensor, position_ids: Tensor) -> Tensor:
@@ -145,11 +155,14 @@ def load_pretrained(
 ) -> Any:
     """Load a model by an auto class of transformers; `what` it makes is for the error message.
 
+    With the attention "auto" transformers chooses, and `check_forward` thereafter.
+
     Raises:
         InputError: The folder or hub name has no such model.
     """
     quiet()
-    options |= {"dtype": getattr(torch, dtype), "attn_implementation": attention}
+    chosen = None if attention == "auto" else attention
+    options |= {"dtype": getattr(torch, dtype), "attn_implementation": chosen}
     try:
         return kind.from_pretrained(path, use_safetensors=True, **options)  # never a pickle
     except Exception as error:  # a configuration raises whatever its author chose
@@ -183,19 +196,19 @@ def load_policy(
             path,
             balance,
         )
-    prepare(model, path, **preparation)
-    return Policy(model, options)
+    return prepare(Policy(model, options), path, attention=attention, **preparation)
 
 
 def prepare(
-    model: Any,
+    module: Module,
     path: str,
     *,
+    attention: str,
     context: int | None = None,
     activation_checkpointing: bool = False,
     compiled: bool = False,
-) -> None:
-    """Make a loaded model fit for packed sequences, if it can be; `check_forward` decides.
+) -> Module:
+    """Make a loaded model fit for rows of sequences, if it can be; `check_forward` decides.
 
     `context` is the longest sequence of the engines in tokens, which `pin_rope` needs. Blocks whose
     weights are shared out over ranks are not `compiled`.
@@ -203,6 +216,8 @@ def prepare(
     Raises:
         InputError: Its positions differ from those of the engines, or it cannot checkpoint.
     """
+    model, module.context = module.model, context
+    module.attentions = choice_of(model, attention)
     pin_rope(model, path, context)
     if not is_shared(model):  # else when the engine can compute it
         attend_packed(model)
@@ -210,6 +225,14 @@ def prepare(
             compile_blocks(model)
     if activation_checkpointing:
         checkpoint_activations(model, path)
+    return module
+
+
+def choice_of(model: Any, attention: str) -> tuple[str, ...]:
+    """Return the implementations that an attention of a recipe may be computed by in float32."""
+    own = model.config._attn_implementation
+    both = dict.fromkeys([own if own in BY_SEQUENCE else "sdpa", "eager"])
+    return (own,) if attention in BY_SEQUENCE else tuple(both)
 
 
 def checkpoint_activations(model: Any, path: str) -> None:

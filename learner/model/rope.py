@@ -14,6 +14,10 @@ PINNED = "pinned"
 """Type of rope whose frequencies transformers does not change."""
 
 
+GROWING = "dynamic", "longrope"
+"""Types of rope that transformers computes by the largest position of a row."""
+
+
 def pin_rope(model: Any, path: str, context: int | None) -> None:
     """Have a model take longrope's factors as vLLM does with `context` as its `max_model_len`.
 
@@ -27,13 +31,26 @@ def pin_rope(model: Any, path: str, context: int | None) -> None:
     """
     if context is None:
         return
+    for module, layers, kind in _kinds(model):
+        if kind == "dynamic":
+            _check_dynamic(module, path, context)
+        elif kind == "longrope":
+            _pin_longrope(module, layers, path, context)
+
+
+def grows(model: Any) -> bool:
+    """Return True if positions of a sequence may depend on longer ones beside it."""
+    return any(kind in GROWING for _, _, kind in _kinds(model))
+
+
+def _kinds(model: Any) -> list[tuple[Any, str | None, Any]]:
+    """Return modules with a rope, the type of layers that it is of, if of one, and its type."""
+    found = []
     for module in model.modules():
         kinds = getattr(module, "rope_type", None)
         for layers, kind in kinds.items() if isinstance(kinds, dict) else [(None, kinds)]:
-            if kind == "dynamic":
-                _check_dynamic(module, path, context)
-            elif kind == "longrope":
-                _pin_longrope(module, layers, path, context)
+            found.append((module, layers, kind))
+    return found
 
 
 def _check_dynamic(module: Any, path: str, context: int) -> None:

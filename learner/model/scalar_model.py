@@ -9,25 +9,21 @@ import torch
 from torch import Tensor, nn
 
 from headway.errors import InputError
-from learner.model.packed_attention import hidden_states
 from learner.model.policy import load_pretrained, prepare
+from learner.model.ways import SequenceModel
 
 
-class ScalarModel(nn.Module):
+class ScalarModel(SequenceModel):
     """A transformers model with `base_model` and a one-row head `score`."""
 
     output = "scores"
-
-    def __init__(self, model: Any) -> None:
-        super().__init__()
-        self.model = model
 
     def forward(self, token_ids: Tensor, position_ids: Tensor) -> tuple[Tensor]:
         """Compute the score after each token, given it and those before it: [N] float32.
 
         `token_ids` and `position_ids` are [N] int64, packed as in `Policy.forward`.
         """
-        hidden = hidden_states(self.model, token_ids, position_ids)
+        hidden = self.hidden_states(token_ids, position_ids)
         return (self.model.score(hidden).squeeze(-1).float(),)
 
     def own(self, token_ids: Tensor) -> Tensor:
@@ -65,5 +61,4 @@ def load_scalar_model(
         raise InputError(
             f"the head of {path!r} must be a Linear `score` with one output, found {layers}"
         )
-    prepare(model, path, **preparation)
-    return ScalarModel(model)
+    return prepare(ScalarModel(model), path, attention=attention, **preparation)

@@ -23,13 +23,6 @@ JUDGED = "actors.reward=['reward_model']"
 SCORED, WORLD = "actors.reward=['mine:score']", "actors.environment=mine:World"
 LOSS, ADVANTAGE = "learner.loss=mine:loss", "learner.advantage=mine:mine"
 OWN_LOSS = "policy_loss_function(owns_is=True)"
-LINEAR_ATTENTION = {
-    "num_hidden_layers": 2, "intermediate_size": 32, "num_attention_heads": 2, "head_dim": 16,
-    "num_key_value_heads": 1, "num_experts": 2, "num_experts_per_tok": 1,
-    "moe_intermediate_size": 16, "shared_expert_intermediate_size": 16,
-    "linear_num_value_heads": 2, "linear_num_key_heads": 1, "linear_key_head_dim": 8,
-    "linear_value_head_dim": 8, "layer_types": ["linear_attention", "full_attention"],
-}  # fmt: skip
 
 
 def prompted(name, row, *words):
@@ -108,16 +101,6 @@ INPUTS = [
         prepare=transformers_model(
             "Bert", num_hidden_layers=1, num_attention_heads=2, intermediate_size=32
         ),
-    ),
-    Case(
-        "state space",
-        ["mamba", "conv_kernel", "plain attention"],
-        prepare=transformers_model("Mamba", num_hidden_layers=1, state_size=4),
-    ),
-    Case(
-        "linear attention",
-        ["qwen3_next", "linear_attention", "plain attention"],
-        prepare=transformers_model("Qwen3Next", **LINEAR_ATTENTION),
     ),
     Case(
         "no room in context",

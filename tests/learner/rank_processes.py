@@ -21,7 +21,9 @@ from learner.engine import checkpoint, gathering
 from learner.engine import deepspeed as deepspeed_engine
 from learner.engine.process_group import find_store, join, open_store
 from learner.errors import TrainingDiverged
+from learner.model import forward_check
 from learner.model import lora as adapters
+from learner.model.ways import Way
 from learner.ranks import rank as learner_rank
 from learner.ranks.spec import LearnerSpec
 from weight_sync.adapter import merged
@@ -171,6 +173,17 @@ def probed(model_path):
         dist.barrier()
         rank.close()
     return results
+
+
+def unpacked(model_path, way, layouts):
+    """Return `gradients` of a model whose rows are computed in another way than packed."""
+
+    def choose(copied, described):
+        copied.way = Way[way]
+        copied.model.set_attn_implementation("sdpa")
+
+    forward_check._choose = choose
+    return gradients(model_path, {way: {}}, layouts)
 
 
 def summed_dtypes(model_path):

@@ -92,8 +92,9 @@ class LearnersScores:
     """Scores weights as the learner does: packed, by a policy."""
 
     def __init__(self, model: Any, sequences: Sequences) -> None:
-        prepare(model, "model")
-        self.policy, self.sequences = Policy(model, LogprobOptions(chunk=64)), sequences
+        policy = Policy(model, LogprobOptions(chunk=64))
+        self.policy = prepare(policy, "model", attention="sdpa")
+        self.sequences = sequences
 
     @torch.no_grad()
     def report(self, weights: Weights, version: int) -> ProbeReport:

@@ -95,6 +95,8 @@ def test_the_learner_is_measured(measured):
     assert 0 < tiny["utilisation"] < 1
     assert sum(tiny["shares"].values()) == pytest.approx(1.0, abs=0.2)
     assert figures["threads"] == 1
+    assert all(rate > 0 for rate in tiny["ways"].values())
+    assert list(tiny["ways"]) == ["beside", "alone"]
     loop = tiny["loop"]
     assert len(loop["raw"]) == 2
     for row in loop["raw"]:

@@ -1,6 +1,7 @@
 """The real engine against plain torch: same gradient, same steps, whatever the ZeRO stage."""
 
 import threading
+from dataclasses import replace
 
 import pytest
 import torch
@@ -12,8 +13,9 @@ from learner.engine.lr_schedule import rate_factor
 from learner.engine.optimizer_state import parts_of
 from learner.model import lora
 from learner.model.logprobs import LogprobOptions
-from learner.model.policy import load_policy
+from learner.model.policy import Policy, load_policy
 from learner.model.scalar_model import load_scalar_model
+from learner.model.ways import Way
 from learner.update import values_of
 from tests.learner.model.architectures import write
 from weight_sync.publish.snapshot import Snapshot
@@ -283,16 +285,31 @@ def test_many_micro_batches_in_bfloat16_add_up_in_float32(model_path, zero_stage
     assert norms[1] == pytest.approx(norms[0], rel=0.02)
 
 
-@pytest.mark.parametrize(("zero_stage", "dtype"), [(0, "float32"), (1, "bfloat16"), (3, "float32")])
+LAYOUTS = [(0, "float32"), (1, "bfloat16"), (3, "float32")]
+
+
+@pytest.mark.parametrize(("zero_stage", "dtype"), LAYOUTS)
+def test_a_model_that_is_not_computed_as_by_itself_is_refused(tmp_path, zero_stage, dtype):
+    write("cohere", str(tmp_path))
+    model = policy(str(tmp_path), dtype)
+    model.options = replace(model.options, scale=1.0)
+    with pytest.raises(InputError, match="changes its logits"):
+        make_engine(str(tmp_path), zero_stage, model=model, dtype=dtype)
+
+
+@pytest.mark.parametrize(("zero_stage", "dtype"), LAYOUTS)
 @pytest.mark.parametrize(
-    ("name", "reason"), [("minicpm3", "changes its logits"), ("opt", "see each other")]
+    ("name", "way", "of_head"),
+    [("minicpm3", Way.PACKED, True), ("phi", Way.PACKED, False), ("lfm2", Way.BESIDE, False)],
 )
-def test_a_model_that_is_not_computed_as_by_itself_is_refused(
-    tmp_path, name, reason, zero_stage, dtype
+def test_a_model_trains_in_the_first_way_that_is_exact(
+    tmp_path, name, way, of_head, zero_stage, dtype
 ):
     write(name, str(tmp_path))
-    with pytest.raises(InputError, match=reason):
-        make_engine(str(tmp_path), zero_stage, model=policy(str(tmp_path), dtype), dtype=dtype)
+    model = policy(str(tmp_path), dtype)
+    engine = make_engine(str(tmp_path), zero_stage, model=model, dtype=dtype)
+    assert (model.way, model.of_head) == (way, of_head)
+    assert min(steps_of(engine)) > 0
 
 
 @pytest.mark.parametrize("zero_stage", [0, 1, 2, 3])
@@ -310,15 +327,15 @@ def test_experts_are_checked_by_their_derivative_and_then_train(tmp_path, zero_s
     monkeypatch.setattr(forward_check._Check, "_derivative", derivative)
     write("qwen3_moe", str(tmp_path))
     module = policy(str(tmp_path))
-    forward = module.forward
+    forward = Policy.forward
 
-    def rounded(token_ids, position_ids, wanted=None):
-        logprobs, entropies = forward(token_ids, position_ids, wanted)
+    def rounded(module, token_ids, position_ids, wanted=None):
+        logprobs, entropies = forward(module, token_ids, position_ids, wanted)
         return logprobs + 1e-6 * (token_ids[0] % 7) * (position_ids > 0), entropies
 
-    module.forward = rounded
+    monkeypatch.setattr(Policy, "forward", rounded)
     engine = make_engine(str(tmp_path), zero_stage, model=module)
-    assert [bool(each.any()) for each in derivatives] == [False]
+    assert [bool(each.any()) for each in derivatives] == [False, False]  # of a copy too
     assert min(steps_of(engine)) > 0
 
 

@@ -16,8 +16,10 @@ from transformers import (
 
 from learner.model import packed_attention
 from learner.model.logprobs import LogprobOptions
-from learner.model.packed_attention import NAME, attend_packed
+from learner.model.packed_attention import BY_SEQUENCE, NAME, attend_packed
 from learner.model.policy import Policy, load_policy
+from learner.model.ways import Way
+from tests.learner.model.architectures import configuration
 
 SIZES = {
     "vocab_size": 40,
@@ -31,9 +33,9 @@ SIZES = {
 LENGTHS = [5, 1, 17, 3]
 
 
-def make(config):
+def make(config, attention="sdpa"):
     torch.manual_seed(0)
-    return AutoModelForCausalLM.from_config(config, attn_implementation="sdpa").eval()
+    return AutoModelForCausalLM.from_config(config, attn_implementation=attention).eval()
 
 
 def row():
@@ -68,10 +70,12 @@ def varlen_attention_of_torch_2_11(*columns, scale, window_size):
     return dense_varlen_attention(*columns, **options)
 
 
-def outcome(model):
+def outcome(model, way=Way.PACKED):
     """Log-probabilities of a row, and their gradient in every weight."""
     model.zero_grad()
-    logprobs, _ = Policy(model, LogprobOptions(chunk=8))(*row())
+    policy = Policy(model, LogprobOptions(chunk=8))
+    policy.way = way
+    logprobs, _ = policy(*row())
     logprobs.square().sum().backward()
     return logprobs.detach(), [p.grad.clone() for p in model.parameters() if p.grad is not None]
 
@@ -166,11 +170,26 @@ def test_a_model_whose_layers_are_not_told_of_positions_keeps_its_mask():
     torch.testing.assert_close(outcome(model)[0], expected, rtol=1e-5, atol=1e-5)
 
 
-def test_other_attention_is_left_alone():
-    model = make(Qwen3Config(**SIZES))
-    model.set_attn_implementation("eager")
-    assert not attend_packed(model)
-    assert model.config._attn_implementation == "eager"
+@pytest.mark.parametrize("name", ["gemma2", "gpt_oss, some windows", "mistral, window"])
+def test_attention_step_by_step_is_computed_by_sequences_too(name):
+    """With caps, sinks and windows, which it heeds."""
+    model = make(configuration(name), "eager")
+    expected, gradients = outcome(model, Way.ALONE)
+    assert attend_packed(model)
+    assert model.config._attn_implementation == BY_SEQUENCE["eager"]
+    found, own = outcome(model)
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
+    for each, other in zip(own, gradients, strict=True):
+        torch.testing.assert_close(each, other, rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize("name", ["gemma2", "gpt_oss, some windows"])
+def test_kernels_are_not_given_what_they_leave_out(name):
+    model = make(configuration(name), "eager")
+    attend_packed(model)
+    model.set_attn_implementation(NAME)
+    with pytest.raises(ValueError, match=r"is given (softcap|s_aux), which kernels leave out"):
+        outcome(model)
 
 
 def test_a_saved_model_does_not_tell(tmp_path):

@@ -85,8 +85,9 @@ def test_activations_that_transformers_cannot_checkpoint_are_refused(tmp_path):
     write("gptj", str(tmp_path))
     model = AutoModelForCausalLM.from_pretrained(tmp_path)
     model.supports_gradient_checkpointing = False
+    policy = Policy(model, LogprobOptions(chunk=4))
     with pytest.raises(InputError, match="transformers cannot checkpoint the layers of GPTJ"):
-        prepare(model, "gptj", context=None, activation_checkpointing=True)
+        prepare(policy, "gptj", attention="sdpa", activation_checkpointing=True)
 
 
 class Runs:

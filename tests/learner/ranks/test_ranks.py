@@ -19,6 +19,7 @@ from rank_processes import (
     save,
     spawn,
     summed_dtypes,
+    unpacked,
     with_models,
     within_nodes,
     without_tokens,
@@ -94,6 +95,14 @@ def test_a_probe_scores_the_version_that_is_published_at_temperature_1(model_pat
             targets = torch.tensor(sequence)[1:, None]
             expected += logits.log_softmax(-1).gather(1, targets)[:, 0].tolist()
         assert scores == pytest.approx(expected, abs=1e-5)
+
+
+@pytest.mark.parametrize("way", ["BESIDE", "ALONE"])
+def test_sequences_that_are_not_packed_have_the_same_gradient(measured, model_path, way):
+    """With ranks that have other numbers of sequences, and gather weights together."""
+    [reference], *_ = measured[1, "", 0, max(BUDGETS)]
+    for (gradient,), *_ in by_ranks(unpacked, model_path, way, [(1, 40), (3, 40)]).values():
+        assert float((gradient - reference).norm() / reference.norm()) < 1e-6
 
 
 @pytest.mark.slow
