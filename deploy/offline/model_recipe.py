@@ -18,7 +18,7 @@ from deploy.config.loader import completed
 from deploy.config.recipe_text import toml_value
 from deploy.config.run_config import RunConfig
 from deploy.planner.model_sizes import measure
-from deploy.planner.node_memory import gib, predict
+from deploy.planner.node_memory import gib
 from deploy.planner.process_memory import total
 from deploy.planner.remedies import fitted
 from deploy.preflight.memory_check import capacity_of
@@ -167,17 +167,15 @@ def _planned(rows: Rows, path: str, gpus: int, weights: int) -> Rows:
         chosen = rows | _devices(gpus, size) | form
         config = _config(chosen)
         capacity = capacity_of(config)
-        settings, lacks = fitted(config, lambda changed: measure(changed, path), capacity)
-        if lacks or (form is whole and "learner.offload_optimizer" in settings):
+        settings, plan, _ = fitted(config, lambda changed: measure(changed, path), capacity)
+        if plan.lacks or (form is whole and "learner.offload_optimizer" in settings):
             name = "whole" if form is whole else "with an adapter"
-            lacking += [f"\n{name}: {lack.text}" for lack in lacks if size == 1]
+            lacking += [f"\n{name}: {lack.text}" for lack in plan.lacks if size == 1]
             continue
         chosen |= {key: (value, "else memory lacks") for key, value in settings.items()}
-        config = _config(chosen)
         if any(Path(path).glob("*.safetensors")):
-            check_adapter(config.learner.lora, path, section="learner.lora")
-        processes = predict(config, measure(config, path), capacity).processes
-        needs = [f"{p.role} {gib(total(p.device or p.resident))} GiB" for p in processes]
+            check_adapter(_config(chosen).learner.lora, path, section="learner.lora")
+        needs = [f"{p.role} {gib(total(p.device or p.resident))} GiB" for p in plan.processes]
         chosen["model.path"] = path, f"{weights:,} weights; predicted: {', '.join(needs)}"
         return chosen
     raise InputError(

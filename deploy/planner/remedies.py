@@ -1,6 +1,7 @@
 """Settings with which a run that does not fit into memory fits."""
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 from actors.config import ActorsConfig
@@ -70,36 +71,58 @@ def _engine_changes(actors: ActorsConfig, workers: Sequence[int]) -> Iterator[Ch
         yield "actors", {"count": actors.count // 2}
 
 
-def _excess(lacks: Sequence[Lack]) -> float:
-    return sum(lack.excess for lack in lacks)
+def _excess(prediction: Prediction) -> float:
+    return sum(lack.excess for lack in prediction.lacks)
 
 
 def fitted(
     config: RunConfig, measure: Callable[[RunConfig], Sizes], capacity: Capacity
-) -> tuple[Settings, tuple[Lack, ...]]:
-    """Return settings with which a run fits into memory, by sizes that `measure` returns for it.
+) -> tuple[Settings, Prediction, tuple[Lack, ...]]:
+    """Return settings with which a run fits into memory, its prediction, and what lacks without.
 
-    For what lacks first, each setting is tried alone; if none is enough, the best one is kept. What
-    still lacks in the end is returned too.
+    `measure` returns the sizes for a recipe. The prediction is the one with the settings, and has
+    lacks where none help. Where none would if passes and the KV cache took no memory, which other
+    recipes are measured for, it is that of the recipe as it is.
     """
     sizes = measure(config)
-    lacks, settings = predict(config, sizes, capacity).lacks, Settings()
+    prediction = predict(config, sizes, capacity)
+    if not prediction.lacks:
+        return {}, prediction, ()
+    policy = replace(sizes.policy, activations=0, passing=0)
+    critic = sizes.critic and replace(sizes.critic, activations=0, passing=0)
+    served = replace(sizes.served, cpu_cache=0)
+    least = replace(sizes, policy=policy, critic=critic, served=served)
+    if _changed(config, least, lambda _: least, capacity)[1].lacks:
+        return {}, prediction, prediction.lacks
+    return *_changed(config, sizes, measure, capacity), prediction.lacks
+
+
+def _changed(
+    config: RunConfig, sizes: Sizes, measure: Callable[[RunConfig], Sizes], capacity: Capacity
+) -> tuple[Settings, Prediction]:
+    """Return settings with which a run of such `sizes` lacks least, and its prediction with them.
+
+    For what lacks first, each setting is tried alone; if none is enough, the best one is kept.
+    """
+    settings, prediction = Settings(), predict(config, sizes, capacity)
     for _ in range(MOST_CHANGES):
-        if not lacks:
+        if not prediction.lacks:
             break
-        role = lacks[0].role
-        tried = [
-            (more, changed, predict(changed, measure(changed), capacity).lacks)
-            for more, changed in remedies(config, role, sizes, capacity.gpus or 0)
-        ]
-        others = {lack.role for lack in lacks} - {role}
-        enough = [option for option in tried if {lack.role for lack in option[2]} <= others]
-        best = min(tried, key=lambda option: _excess(option[2]), default=None)
-        if best is None or (not enough and _excess(best[2]) >= _excess(lacks)):
+        role = prediction.lacks[0].role
+        others = {lack.role for lack in prediction.lacks} - {role}
+        tried: list[tuple[Settings, RunConfig, Prediction]] = []
+        for more, changed in remedies(config, role, sizes, capacity.gpus or 0):
+            tried.append((more, changed, predict(changed, measure(changed), capacity)))
+            if {lack.role for lack in tried[-1][2].lacks} <= others:
+                tried = tried[-1:]
+                break
+        else:
+            tried = [x for x in tried if _excess(x[2]) < _excess(prediction)]
+        if not tried:
             break
-        more, config, lacks = enough[0] if enough else best
+        more, config, prediction = min(tried, key=lambda option: _excess(option[2]))
         settings |= more
-    return settings, lacks
+    return settings, prediction
 
 
 def fitting(
@@ -109,14 +132,13 @@ def fitting(
 
     Raises InputError for another run, and names settings with which it fits.
     """
-    prediction = predict(config, measure(config), capacity)
-    if not prediction.lacks:
+    settings, prediction, lacks = fitted(config, measure, capacity)
+    if not lacks:
         return prediction
-    settings, lacks = fitted(config, measure, capacity)
     named = ", ".join(f"{name} = {toml_value(value)}" for name, value in settings.items())
     help_ = f"set {named}, with which it fits"
-    if lacks:
+    if prediction.lacks:
         help_ = "no setting that was tried helps: take more or larger GPUs, or a smaller model"
     raise InputError(
-        "\n".join(["the run does not fit into memory:", *(x.text for x in prediction.lacks), help_])
+        "\n".join(["the run does not fit into memory:", *(x.text for x in lacks), help_])
     )

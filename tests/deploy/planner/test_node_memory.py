@@ -378,6 +378,12 @@ def test_no_setting_is_named_if_none_helps():
     assert refused(recipe(), gpu=1.0 * GIB).startswith("no setting that was tried helps")
 
 
+def test_a_run_that_no_setting_makes_fit_is_measured_once():
+    measured = []
+    refused(recipe(), measure=lambda config: measured.append(config) or SIZES, gpu=1.0 * GIB)
+    assert measured == [recipe()]
+
+
 def test_smaller_microbatches_and_more_ranks_are_tried_before_the_optimizer_is_offloaded():
     config = recipe("learner.microbatch_tokens=8192", "learner.activation_checkpointing=true")
     tried = [
