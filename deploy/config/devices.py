@@ -9,6 +9,8 @@ from typing import Any
 from actors.engines.model_folder import served_dtype
 from deploy.config.run_config import RunConfig
 from headway.errors import InputError
+from learner.config.learner import LearnerConfig
+from learner.config.supervised import SupervisedConfig
 
 DRIVER = Path("/proc/driver/nvidia/gpus")
 """A folder of the NVIDIA driver with an entry for each GPU."""
@@ -27,42 +29,51 @@ def for_this_machine(
     """
     shares = _gpus(config, visible_gpus() if gpus is None else gpus)
     of_rank = config.learner.gpus if shares is None else shares[0]
-    learner: dict[str, Any] = {}
-    actors: dict[str, Any] = {}
+    changes: dict[str, dict[str, Any]] = dtypes_here(config, on_gpu=of_rank > 0)
+    learner, actors = (changes.setdefault(name, {}) for name in ("learner", "actors"))
     if shares is not None:
         learner["gpus"], actors["gpus"] = shares
     own = config.learner
-    if (dtype := dtype_here(config, on_gpu=of_rank > 0)) is not None:
-        learner["dtype"] = actors["dtype"] = dtype
     steps_here = of_rank > 0 and own.offload_optimizer and config.deploy.ray_address == "local"
     if steps_here and (own.threads, own.cores) == (None, None):
         available = len(os.sched_getaffinity(0)) if cores is None else cores
         learner["threads"] = max(1, available // 2 // own.ranks)
-    return config.updated(learner=learner, actors=actors) if learner else config
+    return config.updated(**changes) if any(changes.values()) else config
 
 
-def dtype_here(config: RunConfig, *, on_gpu: bool) -> str | None:
-    """Return the dtype of learner and engines by the rule of learner.dtype; None: the recipe's.
+def dtypes_here(config: RunConfig, *, on_gpu: bool) -> dict[str, dict[str, Any]]:
+    """Return the dtypes of sections by the rule of learner.dtype, where a recipe leaves them to it.
 
     Raises InputError if `auto` has to read a model that is not here.
     """
     learner, actors, path = config.learner, config.actors, config.model.path
-    is_auto, named = learner.dtype == "auto", learner.model_fields_set | actors.model_fields_set
-    if not is_auto and ("dtype" in named or not on_gpu):
-        return None
-    if is_auto and actors.dtype != "auto":
-        return actors.dtype
-    if path is None or learner.zero_stage == 0:
-        return "float32" if is_auto else None
+    is_given = "dtype" in learner.model_fields_set | actors.model_fields_set
+    chosen = {
+        name: _automatic(section, getattr(section, "path", None) or path, name, on_gpu=on_gpu)
+        for name in ("sft", "reward_model")
+        if (section := getattr(config, name)) is not None and section.dtype == "auto"
+    }
+    if learner.dtype == "auto" and actors.dtype != "auto":
+        chosen["learner"] = actors.dtype
+    elif learner.dtype == "auto" or (not is_given and on_gpu and path and learner.zero_stage):
+        chosen["learner"] = chosen["actors"] = _automatic(learner, path, "learner", on_gpu=on_gpu)
+    return {name: {"dtype": dtype} for name, dtype in chosen.items()}
+
+
+def _automatic(
+    section: LearnerConfig | SupervisedConfig, path: str | None, name: str, *, on_gpu: bool
+) -> str:
+    if path is None or section.zero_stage == 0:
+        return "float32"
     if on_gpu:
         return "bfloat16"
     folder = Path(path).expanduser()
-    if 0 < sum(file.stat().st_size for file in folder.glob("*.safetensors")) < SMALL:
+    if 0 < sum(f.stat().st_size for f in folder.glob("*.safetensors") if f.exists()) < SMALL:
         return "float32"
     try:
         own = served_dtype(str(folder) if folder.is_dir() else path, "auto")
     except InputError as error:
-        raise InputError(f'learner.dtype = "auto": {error}; or name a dtype') from error
+        raise InputError(f'{name}.dtype = "auto": {error}; or name a dtype') from error
     return "bfloat16" if own == "bfloat16" else "float32"
 
 

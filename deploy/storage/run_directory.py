@@ -15,7 +15,7 @@ from typing import Any
 
 import xxhash
 
-from deploy.config.devices import dtype_here
+from deploy.config.devices import dtypes_here
 from deploy.config.loader import load_recipe
 from deploy.config.recipe_text import recipe_text
 from deploy.config.run_config import RunConfig
@@ -87,10 +87,8 @@ class RunDirectory:
     def config(self, overrides: Sequence[str] = ()) -> RunConfig:
         """Return the recipe in the folder, perhaps edited since, with the present `runs_dir`."""
         config = load_recipe(str(self.recipe_file), overrides)
-        changes: dict[str, Any] = {"deploy": {"runs_dir": self.path.parent}}
-        if dtype := dtype_here(config, on_gpu=config.learner.gpus > 0):  # "auto" was set since
-            changes |= {"learner": {"dtype": dtype}, "actors": {"dtype": dtype}}
-        return config.updated(**changes)
+        dtypes = dtypes_here(config, on_gpu=config.learner.gpus > 0)  # "auto" was set since
+        return config.updated(deploy={"runs_dir": self.path.parent}, **dtypes)
 
     def store_recipe(self, config: RunConfig) -> None:
         """Replace the recipe in the folder."""

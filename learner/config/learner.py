@@ -12,7 +12,7 @@ from headway.recipe_section import MAY_CHANGE, Section
 from learner.config.lora import ADAPTED, LoraConfig
 from learner.config.objective import ObjectiveConfig
 from learner.config.objective_rules import check_traits
-from learner.config.optimizer import OptimizerConfig, check_deepspeed
+from learner.config.optimizer import Dtype, OptimizerConfig, check_deepspeed
 
 
 class TinyModelConfig(Section):
@@ -79,7 +79,7 @@ class LearnerConfig(OptimizerConfig, ObjectiveConfig):
     zero_node_ranks: int | None = Field(default=None, ge=2)
     """Ranks of a node, for zero_stage = 3 on several: weights are also shared out within each node,
     and gathered there after the first pass of a step (ZeRO++'s zero_hpz_partition_size)."""
-    dtype: Literal["float32", "bfloat16", "auto"] = "float32"
+    dtype: Dtype = "float32"
     """Dtype of weights and activations; gradients and the optimizer's weights are float32. `auto`
     is actors.dtype, where that names one; else on GPUs bfloat16; else, on a CPU, float32 for models
     of less than 100 MB and for folders in float32 or float16, whose values bfloat16 would round,

@@ -6,7 +6,7 @@ from pydantic import Field
 
 from headway.recipe_section import Resumable, ResumeRule, Section
 
-Dtype = Literal["float32", "bfloat16"]
+Dtype = Literal["float32", "bfloat16", "auto"]
 
 Beta = Annotated[float, Field(ge=0, lt=1)]
 

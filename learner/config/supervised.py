@@ -21,7 +21,8 @@ class SupervisedConfig(OptimizerConfig):
     zero_stage: int = Field(default=0, ge=0, le=2)
     """DeepSpeed ZeRO, as learner.zero_stage."""
     dtype: Dtype = "float32"
-    """Dtype of weights and activations, as learner.dtype."""
+    """Dtype of weights and activations, as learner.dtype; `auto` looks at the model that it begins
+    with, and not at actors.dtype."""
     attention: Literal["auto", "sdpa", "eager", "flash_attention_2"] = "auto"
     """Implementation of attention in transformers, as learner.attention."""
     threads: int | None = Field(default=None, ge=1)

@@ -95,9 +95,40 @@ def test_an_automatic_dtype_is_resolved_for_learner_and_engines_alike(
     assert (config.learner.dtype, config.actors.dtype) == (expected, expected)
 
 
-def test_an_automatic_dtype_of_a_model_that_cannot_be_read_is_refused():
-    with pytest.raises(InputError, match=r'learner.dtype = "auto": model .*; or name a dtype'):
-        for_this_machine(recipe(learner={"dtype": "auto"}), gpus=0)
+@pytest.mark.parametrize(
+    ("settings", "learner", "expected"),
+    [
+        ({"zero_stage": 1}, {}, "bfloat16"),
+        ({}, {}, "float32"),
+        ({"zero_stage": 1}, {"gpus": 1}, "bfloat16"),
+        ({"zero_stage": 1, "dtype": "float32"}, {"gpus": 1}, "float32"),
+    ],
+)
+def test_an_automatic_dtype_of_supervised_training_follows_the_model_that_it_begins_with(
+    settings, learner, expected, tmp_path
+):
+    for name in ("bfloat16", "float32"):
+        (tmp_path / name).mkdir()
+        description = {"model_type": "llama", "dtype": name}
+        (tmp_path / name / "config.json").write_text(json.dumps(description))
+    section = {"dtype": "auto", **settings}
+    ranked = {"pairs": "p", "path": str(tmp_path / "bfloat16"), **section}
+    for own, sections in (
+        ("bfloat16", {"sft": {"demonstrations": "d", **section}, "reward_model": {**ranked}}),
+        ("float32", {"reward_model": ranked}),
+    ):
+        sections |= {"model": {"path": str(tmp_path / own)}, "actors": {"dtype": "float32"}}
+        config = for_this_machine(recipe(learner=learner, **sections), gpus=0)
+        assert {config.reward_model.dtype, (config.sft or config.reward_model).dtype} == {expected}
+        assert (config.learner.dtype, config.actors.dtype) == ("float32", "float32")
+
+
+@pytest.mark.parametrize("section", ["learner", "sft", "reward_model"])
+def test_an_automatic_dtype_of_a_model_that_cannot_be_read_is_refused(section):
+    needed = {"sft": {"demonstrations": "d"}, "reward_model": {"pairs": "p"}}
+    sections = {section: {"dtype": "auto", "zero_stage": 1, **needed.get(section, {})}}
+    with pytest.raises(InputError, match=rf'^{section}.dtype = "auto": model .*; or name a dtype'):
+        for_this_machine(recipe(**sections), gpus=0)
 
 
 def test_an_automatic_dtype_is_resolved_when_a_run_is_resumed(tmp_path):
