@@ -6,12 +6,11 @@ Scores are log-probabilities at temperature 1. Those of the same weights differ 
 depends on dtype and model. So an engine may differ from the learner by the least of
 
 - 32 roundings of the dtype, at least 1e-4 nats;
-- `JUMP` times what the newest honest comparisons of the run differed by;
-- `NEARER` times its difference from the learner's scores of any other version;
-- nothing, where its scores are still those of its version before, and the learner's have moved.
+- `FACTOR` times what the newest honest comparisons of the run differed by;
+- `FACTOR` times its difference from the learner's scores of any other version;
+- nothing, where its scores stay the same to the bit and the learner's move.
 
-The first needs no history, the second finds small faults, the last two find old weights, however
-small the steps are. Differences are medians, as rounding may send single tokens to other experts.
+Differences are medians, as rounding may send single tokens to other experts.
 """
 
 import math
@@ -22,15 +21,16 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from statistics import median
-from typing import Literal
+from typing import Any, Literal
 
 Probing = Literal["auto", "always", "never"]
 Sequences = tuple[tuple[int, ...], ...]
 Scores = tuple[float, ...]
 
-LENGTH, COUNT, MOST = 40, 2, 8
-"""Tokens of a sequence, more than a block of an engine's KV cache; number of sequences, and most
-of them where there are many experts."""
+LENGTH = 40
+"""Tokens of a sequence: more than a block of an engine's KV cache."""
+COUNT, COUNT_OF_EXPERTS = 2, 8
+"""Sequences, and those of a model with experts, of which each token chooses a few."""
 SHARE = {"auto": 0.005, "always": math.inf, "never": 0.0}
 """Largest share of the time that probes take."""
 LEARNER = "learner"
@@ -38,11 +38,11 @@ LEARNER = "learner"
 EPSILON = {"float32": 2.0**-23, "float16": 2.0**-10, "bfloat16": 2.0**-7, "float8": 2.0**-3}
 ROUNDED = 8 * EPSILON["float32"]
 """Rounding of the scores themselves, which are float32 whatever the dtype of the weights."""
-JUMP, NEARER, FAR = 8.0, 3.0, 1e6
+FACTOR, FAR = 4.0, 1e6
 RECENT, KEPT = 20, 16
-"""Honest comparisons, and versions of the learner, that are remembered."""
-MOVED = 0.25
-"""Share of scores that a version moves in the learner, where none moves in an engine by a fault."""
+"""Honest comparisons, and versions of the learner before the newest, that are remembered."""
+MOVED = 0.01
+"""Share of `ProbeCheck.limit` by which a quarter of the learner's scores moves with new weights."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,28 +79,30 @@ class ProbeResult:
         return self.difference > self.tolerance
 
 
-def probe_sequences(vocabulary: int, longest: int | None, *, experts: float = 1.0) -> Sequences:
-    """Return fixed sequences of tokens below `vocabulary`, none longer than `longest`.
-
-    `experts` is the number of experts for each that a token chooses: each gets some ten tokens.
-    """
-    count = min(MOST, max(COUNT, math.ceil(10 * experts / LENGTH)))
+def probe_sequences(config: Any, longest: int | None) -> Sequences:
+    """Return fixed sequences of tokens for the config of a text model, none above `longest`."""
+    experts = ("num_experts", "num_local_experts", "n_routed_experts")
+    has_experts = any(getattr(config, name, None) for name in experts)
     draw, length = random.Random(0), min(LENGTH, longest or LENGTH)
-    return tuple(tuple(draw.randrange(vocabulary) for _ in range(length)) for _ in range(count))
+    return tuple(
+        tuple(draw.randrange(config.vocab_size) for _ in range(length))
+        for _ in range(COUNT_OF_EXPERTS if has_experts else COUNT)
+    )
 
 
 def difference(engine: ProbeReport, learner: ProbeReport) -> float:
     """Return the nats by which an engine's scores differ from those of a version.
 
-    What is sampled counts by the sequence that differs least: all read an old KV cache or none.
+    What is sampled counts by the sequence that differs least from the engine's own scores, for all
+    read an old KV cache or none; and by half, as rounding moves a few tokens further than a median.
     """
-    last = range(-1, len(learner.scores), len(learner.sequences[0]) - 1)[1:]
-    expected = [learner.scores[place] for place in last]
+    places = range(-1, len(engine.scores), len(engine.sequences[0]) - 1)[1:]
+    last = [engine.scores[place] for place in places]
     scored, sampled = (
         [abs(a - b) if math.isfinite(a - b) else FAR for a, b in zip(*pair, strict=True)]
-        for pair in ((engine.scores, learner.scores), (engine.sampled, expected))
+        for pair in ((engine.scores, learner.scores), (engine.sampled, last))
     )
-    return max(median(scored), min(sampled))
+    return max(median(scored), min(sampled) / 2)
 
 
 class ProbeCheck:
@@ -108,23 +110,21 @@ class ProbeCheck:
 
     Args:
         dtypes: Those that weights are trained, sent and served in.
-        exact: Engines serve the learner's weights bit for bit.
     """
 
-    def __init__(self, dtypes: Iterable[str], *, exact: bool) -> None:
+    def __init__(self, dtypes: Iterable[str]) -> None:
         self.limit = max(1e-4, 32 * max(EPSILON.get(it, EPSILON["bfloat16"]) for it in dtypes))
-        self.exact = exact
         self._learned: dict[int, ProbeReport] = {}
-        self._before: dict[str, ProbeReport] = {}
-        """Newest scores of each engine."""
+        self._first: dict[str, ProbeReport] = {}
+        """The first report of each engine with the scores that it has now."""
         self._honest: deque[float] = deque(maxlen=RECENT)
 
     def observe(self, report: ProbeReport) -> ProbeResult | None:
         """Add a report; return the comparison if it is an engine's, and can be compared."""
         version, engine_id = report.version, report.source
         if engine_id == LEARNER:  # one that was made again begins with an older version
-            kept = {v: r for v, r in self._learned.items() if version - KEPT < v < version}
-            self._learned = kept | {version: report}
+            older = [(v, learner) for v, learner in self._learned.items() if v < version]
+            self._learned = dict([*older[-KEPT:], (version, report)])
             return None
         nats = {
             v: difference(report, learner)
@@ -133,34 +133,32 @@ class ProbeCheck:
         }
         if version not in nats:
             return None
-        differs, bounds = nats.pop(version), [self.limit]
+        differs = nats.pop(version)
         nearest = min(nats, key=nats.__getitem__, default=None)
-        if self._honest:
-            bounds.append(max(JUMP * median(self._honest), ROUNDED))
-        if nearest is not None:
-            bounds.append(max(NEARER * nats[nearest], ROUNDED))
-            if NEARER * nats[nearest] > differs:
-                nearest = None
-        if (before := self._kept(report)) is not None:
-            bounds, nearest = [0.0], before
-        self._before[engine_id] = report
+        rounding = [*nats.values(), *([median(self._honest)] if self._honest else [])]
+        tolerance = min(self.limit, max(FACTOR * min(rounding, default=math.inf), ROUNDED))
+        if nearest is not None and FACTOR * nats[nearest] > differs:
+            nearest = None
+        if (kept := self._kept(report)) is not None:
+            tolerance, nearest = 0.0, kept
         result = ProbeResult(
-            engine_id=engine_id, version=version, difference=differs, tolerance=min(bounds)
+            engine_id=engine_id, version=version, difference=differs, tolerance=tolerance
         )
-        if not result.fails:
-            self._honest.append(differs)
-        return replace(result, nearest=nearest) if result.fails else result
+        if result.fails:
+            return replace(result, nearest=nearest)
+        self._honest.append(differs)
+        return result
 
     def _kept(self, report: ProbeReport) -> int | None:
-        """Return the version before of an engine that has the very scores of it, by no chance."""
-        before = self._before.get(report.source)
-        if not self.exact or before is None or before.version not in self._learned:
+        """Return the version whose very scores an engine has kept, though the learner's moved."""
+        first = self._first.setdefault(report.source, report)
+        same = (first.scores, first.sampled) == (report.scores, report.sampled)
+        if not same or first.version not in self._learned:
+            self._first[report.source] = report
             return None
-        if (before.scores, before.sampled) != (report.scores, report.sampled):
-            return None
-        old, new = (self._learned[it.version].scores for it in (before, report))
-        moved = sum(a != b for a, b in zip(old, new, strict=True))
-        return before.version if moved > MOVED * len(new) else None
+        old, new = (self._learned[version].scores for version in (first.version, report.version))
+        moves = sorted(abs(a - b) for a, b in zip(old, new, strict=True))
+        return first.version if moves[len(moves) * 3 // 4] > MOVED * self.limit else None
 
 
 class ProbeBudget:

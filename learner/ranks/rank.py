@@ -101,12 +101,8 @@ class Rank:
             policy.values_after = config.bootstraps
         self._adapt(policy.model, config.lora)
         self._names = HuggingFaceNames(policy.model)
-        text = policy.model.config.get_text_config()
-        names = "num_experts", "num_local_experts", "n_routed_experts"
-        experts = max(getattr(text, name, None) or 1 for name in names)
-        share = experts / (getattr(text, "num_experts_per_tok", None) or 1)
         longest = self.spec.context and self.spec.context - 1  # engines sample a token more
-        self.probe_sequences = probe_sequences(text.vocab_size, longest, experts=share)
+        self.probe_sequences = probe_sequences(policy.model.config.get_text_config(), longest)
         engines_merge = self.spec.weight_sync.staged and not self._names.converts_adapted
         if config.lora is not None and engines_merge:
             base = base_of(policy.model)

@@ -18,37 +18,47 @@ from weight_sync.probe import LEARNER, ProbeReport, Sequences
 Weights = dict[str, Tensor]
 Fault = Callable[[Weights, Weights], Weights]
 
-PROJECTION = re.compile(r"(q|k|v|o|gate|up|down)_proj")
+PROJECTION = r"(q|k|v|o|gate|up|down)_proj"
 
 
-def stepped(weights: Weights, size: float, seed: int, *, only: str = "") -> Weights:
-    """Return the weights after a step of `size` relative to each of those whose name has `only`."""
+def stepped(weights: Weights, size: float, seed: int) -> Weights:
+    """Return the weights after a step of `size` relative to each; what is zero leaves it."""
     draw = torch.Generator().manual_seed(seed)
 
     def step(weight: Tensor) -> Tensor:
-        spread = weight.float().pow(2).mean().sqrt()
+        spread = weight.float().pow(2).mean().sqrt() or 1.0
         moved = weight.float() + size * spread * torch.randn(weight.shape, generator=draw)
         return moved.to(weight.dtype)
 
-    return {name: step(weight) if only in name else weight for name, weight in weights.items()}
+    return {name: step(weight) for name, weight in weights.items()}
 
 
-def a_layer_left_out(old: Weights, new: Weights) -> Weights:
-    return {name: (old if ".layers.1." in name else new)[name] for name in new}
+def old_weights(old: Weights, new: Weights) -> Weights:
+    return old
 
 
-def two_layers_exchanged(old: Weights, new: Weights) -> Weights:
-    other = {".layers.0.": ".layers.1.", ".layers.1.": ".layers.0."}
+def kept(pattern: str) -> Fault:
+    """Return a fault that leaves what matches the pattern at the version before."""
+    return lambda old, new: {name: (old if re.search(pattern, name) else new)[name] for name in new}
+
+
+def exchanged(pattern: str, one: str, other: str) -> Fault:
+    """Return a fault that exchanges weights whose names differ by one part, where all fit."""
 
     def source(name: str) -> str:
-        return re.sub(r"\.layers\.[01]\.", lambda match: other[match.group()], name)
+        if not re.search(pattern, name):
+            return name
+        return re.sub(f"{one}|{other}", lambda m: one if m[0] == other else other, name)
 
-    return {name: new[source(name)] for name in new}
+    return lambda old, new: {name: new[source(name)] for name in new}
 
 
-def a_transposed_matrix(old: Weights, new: Weights) -> Weights:
-    name = "model.layers.0.self_attn.o_proj.weight"
-    return {**new, name: new[name].T.contiguous()}
+def altered(pattern: str, change: Callable[[Tensor], Tensor]) -> Fault:
+    """Return a fault that changes each tensor whose name matches the pattern."""
+    return lambda old, new: {
+        name: change(weight).contiguous() if re.search(pattern, name) else weight
+        for name, weight in new.items()
+    }
 
 
 def experts_permuted(old: Weights, new: Weights) -> Weights:
@@ -60,31 +70,62 @@ def experts_permuted(old: Weights, new: Weights) -> Weights:
     return {name: new[source(name)] for name in new}
 
 
-def garbage(old: Weights, new: Weights) -> Weights:
-    return {
-        name: torch.randn_like(weight) * weight.std() if PROJECTION.search(name) else weight
-        for name, weight in new.items()
-    }
-
-
 def a_scale_applied_twice(old: Weights, new: Weights) -> Weights:
     return {name: new[name] + (new[name] - old[name]) for name in new}
 
 
-def old_weights(old: Weights, new: Weights) -> Weights:
-    return old
+def half_of_each_kept(old: Weights, new: Weights) -> Weights:
+    halves = {name: len(weight) // 2 for name, weight in new.items()}
+    return {name: torch.cat([new[name][:n], old[name][n:]]) for name, n in halves.items()}
 
 
+def changes(served: Weights, new: Weights) -> bool:
+    """Return True unless the fault is of tensors that the model lacks."""
+    return not all(torch.equal(served[name], new[name]) for name in new)
+
+
+def rounded(weight: Tensor) -> Tensor:
+    """Round to the next smaller dtype and back."""
+    smaller = torch.bfloat16 if weight.dtype == torch.float32 else torch.float8_e4m3fn
+    return weight.to(smaller).to(weight.dtype)
+
+
+FIRST = r"layers\.0\."
 FAULTS: dict[str, Fault] = {
     "an adapter that never reaches the engines": old_weights,
-    "an update of garbage": garbage,
+    "an update of garbage": altered(PROJECTION, lambda it: torch.randn_like(it) * it.std()),
     "an engine that wakes with old weights": old_weights,
-    "a layer left out": a_layer_left_out,
-    "two layers exchanged": two_layers_exchanged,
-    "a transposed matrix": a_transposed_matrix,
+    "a layer left out": kept(r"layers\.1\."),
+    "two layers exchanged": exchanged("", r"layers.0.", r"layers.1."),
+    "a transposed matrix": altered(FIRST + r"self_attn\.o_proj", lambda it: it.T),
     "experts permuted": experts_permuted,
     "a scale applied twice": a_scale_applied_twice,
     "a version stamped one too high": old_weights,
+    "half of each tensor kept": half_of_each_kept,
+    "the norms of a layer kept": kept(FIRST + r".*norm"),
+    "the last norm kept": kept(r"^model\.norm"),
+    "embeddings kept": kept("embed_tokens"),
+    "embeddings a row too low": altered("embed_tokens", lambda it: it.roll(1, 0)),
+    "a head that is not tied kept": kept("lm_head"),
+    "the router of a layer kept": kept(FIRST + r"mlp\.gate\."),
+    "one expert kept": kept(FIRST + r".*experts\.2\."),
+    "biases left out": altered(r"bias$", torch.zeros_like),
+    "two heads of queries exchanged": altered(
+        FIRST + r".*q_proj", lambda it: torch.cat([it[32:64], it[:32], it[64:]])
+    ),
+    "two heads of keys and values exchanged": altered(
+        FIRST + r".*(k|v)_proj", lambda it: it.roll(32, 0)
+    ),
+    "keys and values exchanged": exchanged(FIRST + r".*_proj\.weight", "k_proj", "v_proj"),
+    "gate and up exchanged": exchanged(FIRST, "gate_proj", "up_proj"),
+    "halves of heads interleaved": altered(
+        FIRST + r".*(q|k)_proj\.weight",
+        lambda it: it.view(-1, 2, 16, 128).transpose(1, 2).reshape(it.shape),
+    ),
+    "weights rounded on the way": altered("", rounded),
+    "a matrix of zeros": altered(FIRST + r".*o_proj", torch.zeros_like),
+    "a matrix that is no number": altered(FIRST + r".*o_proj", lambda it: it * torch.nan),
+    "the sign of a norm": altered(FIRST + "input_layernorm", torch.neg),
 }
 
 

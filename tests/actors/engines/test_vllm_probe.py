@@ -13,15 +13,15 @@ from actors.engines import vllm
 from actors.engines.vllm import VllmEngine
 from actors.engines.vllm_arguments import engine_arguments
 from tests.weight_sync import zoo
-from tests.weight_sync.weight_families import VOCABULARY, build, named_as_in_the_folder, staged
+from tests.weight_sync.weight_families import build, named_as_in_the_folder, staged
 from weight_sync.adapter import A, AdapterForm, B, factor_name
 from weight_sync.probe import ProbeCheck, ProbeReport, probe_sequences
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(900)]
 
-SEQUENCES = probe_sequences(VOCABULARY, None, experts=2.0)
 FAMILIES = {
     "dense": "qwen3, norms of queries and keys, tied",
+    "biases": "qwen2, biases and tied",
     "untied": "llama, untied",
     "experts": "qwen3 moe",
 }
@@ -38,13 +38,14 @@ class Trial:
         weights = named_as_in_the_folder(model)
         self.family, self.dtype = family, dtype
         self.base = {name: weight.clone() for name, weight in weights.items()}
-        self.learner = zoo.LearnersScores(model, SEQUENCES)
+        self.sequences = probe_sequences(model.config, None)
+        self.learner = zoo.LearnersScores(model, self.sequences)
         spec = engine_spec(
             folder, dtype=dtype, max_concurrent_rollouts=8, kv_cache_gib=1, cores=("0",)
         )
         self.engine = VllmEngine(spec, max_model_len=256)
         self.runner = asyncio.Runner()
-        worker = {"worker_extension_cls": "tests.weight_sync.forgetful_worker.KeepsItsHead"}
+        worker = {"worker_extension_cls": "tests.weight_sync.forgetful_worker.Forgetful"}
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(
                 vllm, "engine_arguments", lambda *given: engine_arguments(*given) | worker
@@ -57,7 +58,7 @@ class Trial:
 
     def begin(self, weights):
         """Begin anew with these weights, as the next version."""
-        self.check = ProbeCheck([self.dtype], exact=True)
+        self.check = ProbeCheck([self.dtype])
         self.weights, self.version = weights, getattr(self, "version", -1)
         assert not self.follow(weights).fails
 
@@ -76,10 +77,10 @@ class Trial:
             await self.engine.resume()
 
     def probe(self):
-        scores, sampled = self.run(self.engine.score(SEQUENCES))
+        scores, sampled = self.run(self.engine.score(self.sequences))
         return self.check.observe(
             ProbeReport(
-                source="engine-0", version=self.version, sequences=SEQUENCES,
+                source="engine-0", version=self.version, sequences=self.sequences,
                 scores=scores, sampled=sampled,
             )
         )  # fmt: skip
@@ -98,7 +99,13 @@ def folders(tmp_path_factory):
     return lambda: tmp_path_factory.mktemp("model")
 
 
-@pytest.fixture(scope="module", params=FAMILIES)
+@pytest.fixture(
+    scope="module",
+    params=[
+        "untied",
+        *(pytest.param(it, marks=pytest.mark.slow) for it in FAMILIES if it != "untied"),
+    ],
+)
 def trial(request, folders):
     made = Trial(request.param, "float32", folders())
     yield made
@@ -107,13 +114,11 @@ def trial(request, folders):
 
 @pytest.mark.parametrize("fault", zoo.FAULTS)
 def test_a_fault_on_the_way_to_the_engine_is_named_within_one_version(trial, fault):
-    if fault == "experts permuted" and trial.family != "experts":
-        pytest.skip("it has no experts")
-    trial.begin(trial.base)
-    for _ in range(2):
-        assert not trial.follow(trial.step()).fails
     old, new = trial.weights, trial.step()
-    result = trial.follow(new, served=zoo.FAULTS[fault](old, new))
+    served = zoo.FAULTS[fault](old, new)
+    if not zoo.changes(served, new):
+        pytest.skip("the model has no such tensors")
+    result = trial.follow(new, served=served)
     print(f"{trial.family}: {fault}: {result.difference:.2g}, allowed {result.tolerance:.2g}")
     assert result.fails
     before = trial.version - 1
@@ -128,14 +133,13 @@ def test_a_prefix_cache_that_is_kept_over_versions_is_named(trial, monkeypatch):
     assert trial.follow(trial.step()).fails
 
 
-def test_a_tied_head_that_is_not_updated_is_named(trial):
-    if trial.family != "dense":
-        pytest.skip("its head is not tied")
+@pytest.mark.parametrize("fault", ["keep_head", "reverse_positions"])
+def test_a_head_that_is_not_updated_and_a_wrong_table_of_positions_are_named(trial, fault):
     trial.begin(trial.base)
     trial.follow(trial.step())
-    trial.run(trial.engine._on_all_workers("keep_head", True))
+    trial.run(trial.engine._on_all_workers(fault))
     result = trial.follow(trial.step())
-    trial.run(trial.engine._on_all_workers("keep_head", False))
+    trial.run(trial.engine._on_all_workers(fault))
     assert result.fails
     assert not trial.follow(trial.step()).fails
 
@@ -144,13 +148,20 @@ RANK, SCALE = 4, 2.0
 
 
 @pytest.mark.parametrize(
-    ("scale", "factor", "named"), [(SCALE, 1.0, False), (2 * SCALE, 1.0, True), (SCALE, 9.0, True)]
+    ("scale", "factor", "named"),
+    [
+        (SCALE, 1.0, False),
+        (2 * SCALE, 1.0, True),
+        (SCALE, 9.0, True),
+        (SCALE, 0.0, True),
+        (SCALE, None, True),
+    ],
 )
-def test_an_adapter_whose_scale_counts_twice_or_whose_second_update_is_garbage_is_named(
+def test_an_adapter_that_is_scaled_twice_or_garbage_or_missing_or_old_is_named(
     trial, scale, factor, named
 ):
     trial.begin(trial.base)
-    targets = [name for name in trial.base if "_proj" in name]
+    targets = [name for name in trial.base if name.endswith("_proj.weight")]
     draw = torch.Generator().manual_seed(0)
 
     def version(size):
@@ -163,10 +174,10 @@ def test_an_adapter_whose_scale_counts_twice_or_whose_second_update_is_garbage_i
             weights[name] = trial.base[name] + SCALE * b @ a
         return weights, factors
 
+    weights, old = version(1e-4)
+    assert not trial.follow(weights, served=old, adapter=AdapterForm(scale=SCALE)).fails
     weights, factors = version(1e-4)
-    assert not trial.follow(weights, served=factors, adapter=AdapterForm(scale=SCALE)).fails
-    weights, factors = version(1e-4)
-    sent = {name: factor * value for name, value in factors.items()}
+    sent = old if factor is None else {name: factor * it for name, it in factors.items()}
     assert trial.follow(weights, served=sent, adapter=AdapterForm(scale=scale)).fails is named
 
 
@@ -181,11 +192,11 @@ def test_a_version_that_comes_during_a_probe_leaves_it_without_scores(trial, mon
 
     async def overtaken():
         await trial.engine.pause()
-        waiting = asyncio.create_task(trial.engine.score(SEQUENCES))
+        waiting = asyncio.create_task(trial.engine.score(trial.sequences))
         await trial.swap(trial.weights)
         assert await waiting is not None
         monkeypatch.setattr(trial.engine, "_scored", late)
-        probing = asyncio.create_task(trial.engine.score(SEQUENCES))
+        probing = asyncio.create_task(trial.engine.score(trial.sequences))
         await asyncio.sleep(0)
         await trial.swap(trial.weights)
         loaded.set()
@@ -195,6 +206,7 @@ def test_a_version_that_comes_during_a_probe_leaves_it_without_scores(trial, mon
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(2400)
 @pytest.mark.parametrize(
     ("family", "dtype", "size"),
     [

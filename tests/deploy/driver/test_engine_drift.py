@@ -232,7 +232,7 @@ async def test_one_engine_alone_with_old_weights_is_named_at_once_with_their_ver
     watch = DriftWatch(context, [Supervisor(number, events) for number in range(2)])
     scores = [tuple(-4 + 0.01 * place + version / 100 for place in range(78)) for version in (0, 1)]
     last = [(of[38], of[77]) for of in scores]
-    shared = {"sequences": probe_sequences(50, None)}
+    shared = {"sequences": probe_sequences(SimpleNamespace(vocab_size=50), None)}
 
     def reports(version, served):
         learned = {"source": LEARNER, "version": version, "scores": scores[version]}
@@ -266,18 +266,18 @@ async def test_one_engine_alone_with_old_weights_is_named_at_once_with_their_ver
 
 
 @pytest.mark.parametrize(
-    ("settings", "expected", "exact"),
+    ("settings", "expected"),
     [
-        ({}, 1e-4, True),
-        ({"learner": "bfloat16"}, 0.25, False),
-        ({"learner": "bfloat16", "actors": "bfloat16"}, 0.25, True),
-        ({"wire": "bfloat16"}, 0.25, False),
-        ({"lora": LoraConfig()}, 1e-4, False),
-        ({"options": {"kv_cache_dtype": "fp8_e5m2"}}, 4.0, False),
-        ({"options": {"kv_cache_dtype": "auto"}}, 1e-4, True),
+        ({}, 1e-4),
+        ({"learner": "bfloat16"}, 0.25),
+        ({"learner": "bfloat16", "actors": "bfloat16"}, 0.25),
+        ({"wire": "bfloat16"}, 0.25),
+        ({"lora": LoraConfig()}, 1e-4),
+        ({"options": {"kv_cache_dtype": "fp8_e5m2"}}, 4.0),
+        ({"options": {"kv_cache_dtype": "auto"}}, 1e-4),
     ],
 )
-def test_the_tolerance_is_that_of_the_coarsest_dtype(tmp_path, settings, expected, exact):
+def test_the_tolerance_is_that_of_the_coarsest_dtype(tmp_path, settings, expected):
     context = make_context(tmp_path)
     config = context.config
     config.learner.dtype = settings.get("learner", "float32")
@@ -285,5 +285,4 @@ def test_the_tolerance_is_that_of_the_coarsest_dtype(tmp_path, settings, expecte
     config.actors.dtype = settings.get("actors", "float32")
     config.actors.vllm_options = settings.get("options", {})
     config.weight_sync = WeightSyncConfig(wire_dtype=settings.get("wire", "as_trained"))
-    check = probe_check(context)
-    assert (check.limit, check.exact) == (pytest.approx(expected), exact)
+    assert probe_check(context).limit == pytest.approx(expected)
