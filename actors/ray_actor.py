@@ -218,8 +218,8 @@ class RolloutActor:
         prober = Prober(self._statistics.engine_id, engine, broadcaster, config.probe)
 
         async def on_version(version: int) -> None:
-            await worker.on_version(version)
             prober.begin(version)
+            await worker.on_version(version)  # which may last as long as an evaluation
 
         if config.staged:
             return Receiver(

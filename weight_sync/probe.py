@@ -19,7 +19,7 @@ import time
 from collections import deque
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from statistics import median
 from typing import Any, Literal
 
@@ -134,20 +134,19 @@ class ProbeCheck:
         if version not in nats:
             return None
         differs = nats.pop(version)
-        nearest = min(nats, key=nats.__getitem__, default=None)
         rounding = [*nats.values(), *([median(self._honest)] if self._honest else [])]
         tolerance = min(self.limit, max(FACTOR * min(rounding, default=math.inf), ROUNDED))
-        if nearest is not None and FACTOR * nats[nearest] > differs:
-            nearest = None
+        served = [v for v in nats if FACTOR * nats[v] <= differs]
+        nearest = min(served, key=nats.__getitem__, default=None)
         if (kept := self._kept(report)) is not None:
             tolerance, nearest = 0.0, kept
-        result = ProbeResult(
-            engine_id=engine_id, version=version, difference=differs, tolerance=tolerance
-        )
-        if result.fails:
-            return replace(result, nearest=nearest)
-        self._honest.append(differs)
-        return result
+        if differs <= tolerance:
+            self._honest.append(differs)
+            nearest = None
+        return ProbeResult(
+            engine_id=engine_id, version=version, difference=differs, tolerance=tolerance,
+            nearest=nearest,
+        )  # fmt: skip
 
     def _kept(self, report: ProbeReport) -> int | None:
         """Return the version whose very scores an engine has kept, though the learner's moved."""
