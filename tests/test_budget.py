@@ -13,10 +13,10 @@ ROOT = Path(__file__).parent.parent
 BUDGET = {
     "headway": 1961,
     "queues": 6008,
-    "weight_sync": 4513,
+    "weight_sync": 4510,
     "actors": 11891,
-    "learner": 11137,
-    "deploy": 17329,
+    "learner": 11134,
+    "deploy": 17358,
     "benchmarks": 7264,
     "examples": 280,
 }
