@@ -135,6 +135,8 @@ def test_a_prefix_cache_that_is_kept_over_versions_is_named(trial, monkeypatch):
 
 @pytest.mark.parametrize("fault", ["keep_head", "reverse_positions"])
 def test_a_head_that_is_not_updated_and_a_wrong_table_of_positions_are_named(trial, fault):
+    if (trial.family, fault) == ("experts", "keep_head"):
+        pytest.skip("vLLM loads its packed head in place")
     trial.begin(trial.base)
     trial.follow(trial.step())
     trial.run(trial.engine._on_all_workers(fault))
