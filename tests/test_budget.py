@@ -15,7 +15,7 @@ BUDGET = {
     "queues": 6008,
     "weight_sync": 4510,
     "actors": 11891,
-    "learner": 11134,
+    "learner": 11153,
     "deploy": 17358,
     "benchmarks": 7264,
     "examples": 280,

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from headway.errors import InputError
-from learner.model import forward_check
+from learner.model import forward_comparison
 from learner.model.forward_check import check_forward
 from learner.model.logprobs import LogprobOptions
 from learner.model.policy import load_policy
@@ -85,6 +85,6 @@ def test_a_fault_planted_into_the_pretrained_model_is_refused(model, windowed, p
 def test_the_pretrained_model_is_accepted_in_every_load(model, windowed, monkeypatch):
     """Each load is checked on other tokens, every tenth with windows."""
     for seed in range(LOADS):
-        monkeypatch.setattr(forward_check, "SEED", seed)
+        monkeypatch.setattr(forward_comparison, "SEED", seed)
         policy = load(model if seed % 10 else windowed)
         check_forward(policy, policy, device=CPU)

@@ -315,16 +315,16 @@ def test_a_model_trains_in_the_first_way_that_is_exact(
 @pytest.mark.parametrize("zero_stage", [0, 1, 2, 3])
 def test_experts_are_checked_by_their_derivative_and_then_train(tmp_path, zero_stage, monkeypatch):
     """Where rounding moves the second sequence, as on a GPU; training goes on as it would."""
-    from learner.model import forward_check
+    from learner.model.forward_comparison import Comparison
 
     derivatives = []
-    original = forward_check._Check._derivative
+    original = Comparison._derivative
 
     def derivative(check):
         derivatives.append(original(check))
         return derivatives[-1]
 
-    monkeypatch.setattr(forward_check._Check, "_derivative", derivative)
+    monkeypatch.setattr(Comparison, "_derivative", derivative)
     write("qwen3_moe", str(tmp_path))
     module = policy(str(tmp_path))
     forward = Policy.forward
