@@ -1,16 +1,18 @@
 """Draw the held-out scores of runs as one small picture: `python curves.py FILE.svg SUMMARY...`.
 
 Curves are named by seed where the runs are `NAME-SEED`, as those of `make demo`, else by run.
+`--minutes` before the file draws sampled scores alone, with 95 % intervals, over time.
 """
 
 import json
 import sys
+from math import sqrt
 from pathlib import Path
 
 import matplotlib as mpl
 from matplotlib.figure import Figure
 
-GREY, COLOURS = "#6e7781", ("#0969da", "#bf3989", "#1a7f37")
+GREY, COLOURS = "#6e7781", ("#0969da", "#bf3989", "#1a7f37", "#bc4c00")
 
 
 def named(run: str) -> str:
@@ -19,19 +21,29 @@ def named(run: str) -> str:
     return f"seed {seed}" if seed.isdecimal() else run
 
 
-def draw(picture: Path, summaries: list[Path]) -> None:
-    """Write an SVG of greedy (solid) and sampled (dashed) scores over the trained batches."""
+def draw(picture: Path, summaries: list[Path], *, minutes: bool) -> None:
+    """Write an SVG of greedy (solid) and sampled (dashed) scores over batches, or over minutes."""
     mpl.rcParams.update({"svg.fonttype": "none", "svg.hashsalt": "headway", "font.size": 9})
     figure = Figure(figsize=(5.6, 2.6), layout="constrained", facecolor="white")
     axes = figure.subplots()
     for path, colour in zip(summaries, COLOURS, strict=False):
         summary = json.loads(path.read_text())
+        name = named(summary["name"])
         for key, style in (("heldout", "o-"), ("heldout_sampled", ".--")):
-            scores = [(score["version"], score["score"]) for score in summary.get(key, [])]
-            if scores:
-                label = f"{named(summary['name'])}, {'greedy' if key == 'heldout' else 'sampled'}"
-                axes.plot(*zip(*scores, strict=True), style, color=colour, label=label, ms=4)
-    axes.set(xlabel="batches trained", ylabel="held-out score", ylim=(0, 1))
+            rows = summary.get(key, [])
+            scores = [row["score"] for row in rows]
+            if minutes and key == "heldout_sampled":
+                times = [row["seconds"] / 60 for row in rows]
+                bars = [
+                    1.96 * sqrt(row["score"] * (1 - row["score"]) / row["size"]) for row in rows
+                ]
+                axes.errorbar(times, scores, bars, fmt=".-", color=colour, label=name, capsize=2)
+            elif rows and not minutes:
+                label = f"{name}, {'greedy' if key == 'heldout' else 'sampled'}"
+                versions = [row["version"] for row in rows]
+                axes.plot(versions, scores, style, color=colour, label=label, ms=4)
+    across = "minutes" if minutes else "batches trained"
+    axes.set(xlabel=across, ylabel="held-out score", ylim=(0, 1))
     axes.spines[["top", "right"]].set_visible(False)
     axes.grid(alpha=0.25, color=GREY)
     axes.legend(frameon=False, loc="lower right")
@@ -39,4 +51,5 @@ def draw(picture: Path, summaries: list[Path]) -> None:
 
 
 if __name__ == "__main__":
-    draw(Path(sys.argv[1]), [Path(argument) for argument in sys.argv[2:]])
+    files = [Path(argument) for argument in sys.argv[1:] if argument != "--minutes"]
+    draw(files[0], files[1:], minutes="--minutes" in sys.argv)
