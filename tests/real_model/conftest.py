@@ -74,7 +74,7 @@ def trained(commands):
     commands.done("export", "whole", "--to", "exported")
     run = FinishedRun(commands.run_folder("whole"), output)
     start = commands.run_folder("real-sft") / "model"
-    return Trained(run, 4, 2, start, commands.folder / "exported")
+    return Trained(run, 3, 2, start, commands.folder / "exported")
 
 
 @pytest.fixture(scope="session")
