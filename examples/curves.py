@@ -1,7 +1,8 @@
 """Draw the held-out scores of runs as one small picture: `python curves.py FILE.svg SUMMARY...`.
 
 Curves are named by seed where the runs are `NAME-SEED`, as those of `make demo`, else by run.
-`--minutes` before the file draws sampled scores alone, with 95 % intervals, over time.
+`--minutes` before the file draws sampled scores alone, with 95 % intervals (graded scores:
+the widest that they can have), over time.
 """
 
 import json
