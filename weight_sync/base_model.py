@@ -33,7 +33,7 @@ def folder_of(model: str) -> Path | None:
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
 
-    if Path(model).is_dir():
+    if model and Path(model).is_dir():
         return Path(model)
     try:
         return Path(snapshot_download(model, local_files_only=True))

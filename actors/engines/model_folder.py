@@ -30,8 +30,8 @@ def check_model(model_path: str, *, weights: bool = True) -> None:
     Raises InputError if a file is missing or broken, or the model is quantised or does not predict
     the next token.
     """
+    refuse_quantised(model_path)
     description = describe(model_path)
-    _refuse_quantised(model_path, description)
     names = description.get("architectures") or []
     if description.get("is_encoder_decoder") or (names and not names[0].endswith(CAUSAL)):
         raise InputError(
@@ -43,7 +43,9 @@ def check_model(model_path: str, *, weights: bool = True) -> None:
         weight_shapes(model_path)
 
 
-def _refuse_quantised(model_path: str, description: Mapping[str, Any]) -> None:
+def refuse_quantised(model_path: str) -> None:
+    """Raise InputError if a model's description, or a file in its folder, says it is quantised."""
+    description = describe(model_path)
     notes = [
         f"{name} of config.json: {how.get('quant_method', how) if isinstance(how, dict) else how}"
         for settings in (description, description.get("text_config") or {})
@@ -88,8 +90,8 @@ def configuration(model_path: str) -> Any:
     from transformers import AutoConfig
 
     try:
-        return AutoConfig.from_pretrained(model_path)
-    except (OSError, ValueError, KeyError) as error:
+        return AutoConfig.from_pretrained(model_path, trust_remote_code=False)  # nor ask for it
+    except Exception as error:  # each type of model checks its settings in a way of its own
         where = "" if Path(model_path).is_dir() else " is no folder here, and from the hub it"
         raise InputError(
             f"model {model_path!r}{where} cannot be read: {first_line(error)}"
@@ -107,7 +109,9 @@ def load_tokenizer(model_path: str) -> Any:
         )
     try:
         # that of Mistral's own format has no chat template, and tells no special tokens
-        tokenizer = AutoTokenizer.from_pretrained(model_path, mistral_format=False)
+        tokenizer = AutoTokenizer.from_pretrained(
+            model_path, mistral_format=False, trust_remote_code=False
+        )
     except Exception as error:  # broken files raise whatever their reader raises
         raise InputError(f"model {model_path!r} has no tokenizer: {first_line(error)}") from error
     if tokenizer.eos_token_id is None:
@@ -125,7 +129,10 @@ def load_tokenizer(model_path: str) -> Any:
 
 
 def end_ids(model_path: str, tokenizer: Any) -> frozenset[int]:
-    """Return the tokens at which engines stop: eos, and those of the generation settings."""
+    """Return the tokens at which engines stop: eos, and those of the generation settings.
+
+    Raises InputError if they are no numbers.
+    """
     from transformers import GenerationConfig
 
     try:
@@ -133,7 +140,10 @@ def end_ids(model_path: str, tokenizer: Any) -> frozenset[int]:
     except (OSError, ValueError):  # no generation_config.json: engines take that of the model
         named = configuration(model_path).get_text_config().eos_token_id
     ids = named if isinstance(named, list) else [named]
-    return frozenset(i for i in [tokenizer.eos_token_id, *ids] if i is not None)
+    ends = frozenset(i for i in [tokenizer.eos_token_id, *ids] if i is not None)
+    if any(type(i) is not int for i in ends):
+        raise InputError(f"eos_token_id = {named!r} of {model_path!r} must be ids of tokens")
+    return ends
 
 
 def context_length(model_path: str) -> int:
@@ -216,7 +226,10 @@ def weight_shapes(model_path: str) -> dict[str, tuple[int, ...]]:
         raise InputError(f"model {model_path!r} has no *.safetensors file")
     index = folder / "model.safetensors.index.json"
     if index.exists():
-        parts = set(json.loads(index.read_text())["weight_map"].values())
+        try:
+            parts = set(json.loads(index.read_text())["weight_map"].values())
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+            raise InputError(f"{index} has no map of weights: {error!r}") from None
         missing = sorted(name for name in parts if not (folder / name).exists())
         if missing:
             raise InputError(f"model {model_path!r} lacks {', '.join(missing)}, named in {index}")

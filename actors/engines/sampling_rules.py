@@ -5,6 +5,7 @@ The model folder and other packages can ask vLLM for more than our requests, whi
 """
 
 from importlib.metadata import entry_points
+from pathlib import Path
 from typing import Any
 
 from actors.engines.model_folder import configuration, describe
@@ -58,8 +59,12 @@ def generation_settings(model_path: str) -> dict[str, Any]:
     try:
         try:
             settings = GenerationConfig.from_pretrained(model_path)
-        except OSError:  # there is no such file: older folders have them in config.json
+        except OSError:
+            if (Path(model_path) / "generation_config.json").exists():
+                raise  # it is broken; without the file, older folders have them in config.json
             settings = GenerationConfig.from_model_config(configuration(model_path))
-    except ValueError as error:
+    except InputError:
+        raise
+    except Exception as error:  # a broken file raises whatever its contents lead to
         raise InputError(f"generation_config.json of {model_path!r}: {error}") from error
     return dict(settings.to_diff_dict())

@@ -12,7 +12,7 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from actors.engines.model_folder import check_model, load_tokenizer
+from actors.engines.model_folder import check_model, load_tokenizer, refuse_quantised
 from actors.errors import PromptRefused
 from actors.reward_models.folder import Scale, TextReader, load_reader
 from actors.sources.examples import PREFERENCES, Example, load_examples, without
@@ -94,6 +94,7 @@ def train_reward_models(config: RunConfig, terminal: Terminal, *, replace: bool)
     check_runs_dir(config)
     if section.path is not None:
         path = find_model(section.path, setting="reward_model.path")
+        refuse_quantised(path)
     else:
         path = model_path(config)
         check_model(path)

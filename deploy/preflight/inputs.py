@@ -10,7 +10,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from actors.engines.model_folder import check_model, context_length, weight_shapes
+from actors.engines.model_folder import (
+    check_model,
+    context_length,
+    refuse_quantised,
+    weight_shapes,
+)
 from actors.engines.sampling_rules import check_sampling
 from actors.environments.load_environment import load_environment
 from actors.environments.single_turn import opening
@@ -115,11 +120,14 @@ def _check_fit(config: RunConfig, inputs: Inputs) -> None:
         check_reward_model(judge, actors, longest, map(opening, inputs.prompts.sample))
 
 
-def _check_adapters(learner: LearnerConfig, path: str) -> None:
-    """Compare the adapters of a run that begins with their models."""
+def _check_learner(learner: LearnerConfig, path: str) -> None:
+    """Check critic and reference of a run that begins, and compare adapters with their models."""
     check_adapter(learner.lora, path, section="learner.lora")
+    if learner.kl is not None and learner.kl.reference is not None:
+        refuse_quantised(find_model(learner.kl.reference, setting="learner.kl.reference"))
     if (critic := learner.critic) is not None:
         own = find_model(critic.path, setting="learner.critic.path") if critic.path else path
+        refuse_quantised(own)
         check_adapter(critic.lora, own, section="learner.critic.lora")
 
 
@@ -196,7 +204,7 @@ def load_inputs(
     inputs = _load(config, resumed)
     _check_fit(config, inputs)
     if resumed is None:
-        _check_adapters(config.learner, inputs.model_path)
+        _check_learner(config.learner, inputs.model_path)
     else:
         _check_models(inputs.models, resumed)
     if needs_space and config.model.path is not None:

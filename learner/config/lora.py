@@ -181,7 +181,7 @@ def stored_form(folder: Path) -> tuple[LoraConfig, str]:
             targets=_stored_targets(folder / WEIGHTS_FILE, settings),
             path=str(folder),
         )
-        return config, settings["base_model_name_or_path"]
+        return config, settings["base_model_name_or_path"] or ""  # PEFT may not know it
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise InputError(
             f"no adapter can be read from {str(folder)!r}: {file.name}: {error}; give the folder "

@@ -164,7 +164,8 @@ def load_pretrained(
     chosen = None if attention == "auto" else attention
     options |= {"dtype": getattr(torch, dtype), "attn_implementation": chosen}
     try:
-        return kind.from_pretrained(path, use_safetensors=True, **options)  # never a pickle
+        # never a pickle, nor code of the folder
+        return kind.from_pretrained(path, use_safetensors=True, trust_remote_code=False, **options)
     except Exception as error:  # a configuration raises whatever its author chose
         reason = (str(error).strip() or repr(error)).splitlines()[0]
         raise InputError(f"no {what} can be loaded from {path!r}: {reason}") from error

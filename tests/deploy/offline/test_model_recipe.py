@@ -31,6 +31,7 @@ TINY = {
     "architectures": ["LlamaForCausalLM"], "dtype": "bfloat16",
     "eos_token_id": None,
 }  # fmt: skip
+INDEX, GENERATION = "model.safetensors.index.json", "generation_config.json"
 CHATML = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
 ASKS = "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 THINKS = ASKS.replace("{% endif %}", "{{ enable_thinking }}{% endif %}")
@@ -117,6 +118,7 @@ def test_thoughts_and_context_of_the_model_are_in_the_recipe(
             "learner.ranks": 4, "actors.count": 4, "learner.lora": None,
             "learner.learning_rate": 1e-6, "learner.offload_optimizer": False,
         }, marks=pytest.mark.slow),
+        pytest.param(8, "qwen2.5-32b", {"learner.lora.rank": 32}, marks=pytest.mark.slow),
     ],
 )  # fmt: skip
 def test_the_recipe_fits_the_machine(tmp_path, machine, gpus, shape, expected):
@@ -178,6 +180,12 @@ def described(folder, **settings):
         (lambda m: (m / "config.json").write_text("[]"), "config.json holds a list"),
         (lambda m: described(m, vocab_size=8), "and the model an embedding of 8 rows"),
         (lambda m: described(m, model_type="of_tomorrow"), "of_tomorrow"),
+        (lambda m: described(m, model_type="own", auto_map={"AutoConfig": "o.Own"}), "custom code"),
+        (lambda m: described(m, num_attention_heads="2"), "num_attention_heads"),
+        (lambda m: (m / INDEX).write_text("{}"), f"{INDEX} has no map of weights"),
+        (lambda m: (m / GENERATION).write_text("{"), f"{GENERATION} of '{{0}}'"),
+        (lambda m: (m / GENERATION).write_text("[]"), f"{GENERATION} of '{{0}}'"),
+        (lambda m: (m / GENERATION).write_text('{"eos_token_id": "</s>"}'), "must be ids of token"),
     ],
 )
 def test_a_folder_that_is_no_model_to_train_is_refused_and_nothing_written(

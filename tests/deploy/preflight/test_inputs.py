@@ -6,6 +6,7 @@ import shutil
 
 import pytest
 
+from actors.engines.model_folder import describe
 from deploy.config.loader import load_recipe
 from deploy.preflight.inputs import check_code, load_inputs
 from deploy.preflight.machine_checks import (
@@ -361,14 +362,29 @@ def test_code_of_the_recipe_that_never_answers_is_refused_with_its_line(tmp_path
 
 def test_the_model_of_a_critic_is_looked_for_and_not_fetched(tmp_path, tiny_model, monkeypatch):
     monkeypatch.setattr("huggingface_hub.snapshot_download", None)
-    described = {"organisation/name": {}}
-    monkeypatch.setattr("deploy.preflight.models.describe", described.get)
+    described, read = {"organisation/name": {"num_labels": 1}}, describe
+    for module in ("deploy.preflight.models", "actors.engines.model_folder"):
+        monkeypatch.setattr(f"{module}.describe", lambda path: described.get(path) or read(path))
     adapted = ["learner.advantage=gae", "learner.loss=ppo", "learner.critic.lora.rank=2"]
     config = recipe(tmp_path, *adapted, "learner.critic.path=organisation/name")
     make_warm_start(config, tiny_model)
     load_inputs(config)
     with pytest.raises(InputError, match=r"learner\.critic\.path = './wrong': there is no such"):
         load_inputs(recipe(tmp_path, *adapted, "learner.critic.path=./wrong"))
+
+
+@pytest.mark.parametrize("setting", ["learner.critic.path", "learner.kl.reference"])
+def test_every_model_that_the_learner_loads_is_looked_for_and_must_not_be_quantised(
+    tmp_path, tiny_model, setting
+):
+    settings = ["learner.advantage=gae", "learner.loss=ppo", "learner.kl.coefficient=0.1"]
+    config = recipe(tmp_path, *settings, f"{setting}={tmp_path}")
+    make_warm_start(config, tiny_model)
+    (tmp_path / "config.json").write_text('{"quantization_config": {"quant_method": "awq"}}')
+    with pytest.raises(InputError, match=r"has quantised weights \(quantization_config .*: awq"):
+        load_inputs(config)
+    with pytest.raises(InputError, match=rf"{setting} = './wrong': there is no such folder"):
+        load_inputs(recipe(tmp_path, *settings, f"{setting}=./wrong"))
 
 
 def test_a_warm_start_of_another_adapter_is_refused_for_a_new_run(tmp_path):

@@ -108,3 +108,7 @@ def test_a_form_that_is_more_than_two_factors_is_refused(stored, name, value):
 def test_a_scale_that_is_not_positive_is_refused(stored, alpha):
     with pytest.raises(InputError, match=rf"its lora_alpha = {alpha} must be above 0"):
         stored(lora_alpha=alpha)
+
+
+def test_an_adapter_of_a_model_that_peft_could_not_name_is_read(stored):
+    assert stored(base_model_name_or_path=None)[1] == ""
