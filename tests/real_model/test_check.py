@@ -43,6 +43,10 @@ def capped_logits(policy, layers):
     policy.options = replace(policy.options, cap=30.0)
 
 
+def other_epsilon(policy, layers):
+    layers[9].input_layernorm.variance_epsilon = 0.1
+
+
 def other_activation(policy, layers):
     layers[9].mlp.act_fn = torch.nn.GELU()
 
@@ -63,7 +67,7 @@ FAULTS = [
     (planted.doubled_base, "differ by up to"),
     (planted.without_window, "differ by up to"),
     (other_activation, "differ by up to"),
-    (planted.other_epsilon, "differ by up to"),
+    (other_epsilon, "differ by up to"),
     (planted.silent_head, "differ by up to"),
     (planted.other_head, r"weight .*21.*is not its folder's \(by"),
     (planted.larger_norm, r"weight .*27.*is not its folder's \(by"),
