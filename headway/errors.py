@@ -52,5 +52,9 @@ def is_bad_input(error: BaseException) -> bool:
 
 
 def first_line(error: BaseException) -> str:
-    """Return the first line of an error's message; the name of its type if it has none."""
-    return (str(error).strip() or type(error).__name__).splitlines()[0]
+    """Return the first line of an error's message; the name of its type if it has none.
+
+    A line that ends in a colon goes on with the next.
+    """
+    first, *others = (str(error).strip() or type(error).__name__).splitlines()
+    return f"{first} {others[0].strip()}" if first.endswith(":") and others else first

@@ -23,6 +23,9 @@ QUANTISED = ("quantization_config", "compression_config", "quantization")
 QUANTISED_FILES = ("hf_quant_config.json", "quantize_config.json", "quant_config.json")
 """Settings in config.json, and files, that say how the weights of a model are quantised."""
 
+LENGTHS = ("max_position_embeddings", "max_seq_len", "seq_length")
+"""Settings in config.json that name the longest sequence: of most models, of MPT and of BLOOM."""
+
 
 def check_model(model_path: str, *, weights: bool = True) -> None:
     """Check the description of a model, and the headers of its `weights` if it is a folder.
@@ -32,7 +35,7 @@ def check_model(model_path: str, *, weights: bool = True) -> None:
     """
     refuse_quantised(model_path)
     description = describe(model_path)
-    names = description.get("architectures") or []
+    names = [*map(str, description.get("architectures") or ())]
     if description.get("is_encoder_decoder") or (names and not names[0].endswith(CAUSAL)):
         raise InputError(
             f"model {model_path!r} is a {', '.join(names) or description.get('model_type')}, which "
@@ -46,9 +49,10 @@ def check_model(model_path: str, *, weights: bool = True) -> None:
 def refuse_quantised(model_path: str) -> None:
     """Raise InputError if a model's description, or a file in its folder, says it is quantised."""
     description = describe(model_path)
+    parts = [description, *(part for part in description.values() if isinstance(part, dict))]
     notes = [
         f"{name} of config.json: {how.get('quant_method', how) if isinstance(how, dict) else how}"
-        for settings in (description, description.get("text_config") or {})
+        for settings in parts
         for name in QUANTISED if (how := settings.get(name))
     ]  # fmt: skip
     notes += [name for name in QUANTISED_FILES if (Path(model_path) / name).is_file()]
@@ -133,26 +137,39 @@ def end_ids(model_path: str, tokenizer: Any) -> frozenset[int]:
 
     Raises InputError if they are no numbers.
     """
+    named = generation_settings(model_path).get("eos_token_id")
+    ids = named if isinstance(named, list) else [named]
+    ends = frozenset(i for i in [tokenizer.eos_token_id, *ids] if i is not None)
+    if any(type(i) is not int or i < 0 for i in ends):
+        raise InputError(f"eos_token_id = {named!r} of {model_path!r} must be ids of tokens")
+    return ends
+
+
+def generation_settings(model_path: str) -> dict[str, Any]:
+    """Return a model's settings for generation; raise InputError for broken ones."""
     from transformers import GenerationConfig
 
     try:
-        named = GenerationConfig.from_pretrained(model_path).eos_token_id
-    except (OSError, ValueError):  # no generation_config.json: engines take that of the model
-        named = configuration(model_path).get_text_config().eos_token_id
-    ids = named if isinstance(named, list) else [named]
-    ends = frozenset(i for i in [tokenizer.eos_token_id, *ids] if i is not None)
-    if any(type(i) is not int for i in ends):
-        raise InputError(f"eos_token_id = {named!r} of {model_path!r} must be ids of tokens")
-    return ends
+        try:
+            settings = GenerationConfig.from_pretrained(model_path)
+        except OSError:
+            if (Path(model_path) / "generation_config.json").exists():
+                raise  # it is broken; without the file, engines take those in config.json
+            settings = GenerationConfig.from_model_config(configuration(model_path))
+    except InputError:
+        raise
+    except Exception as error:  # a broken file raises whatever its contents lead to
+        raise InputError(f"generation_config.json of {model_path!r}: {error}") from error
+    return dict(settings.to_diff_dict())
 
 
 def context_length(model_path: str) -> int:
     """Return the longest sequence, in tokens; raise InputError if the configuration names none."""
     config = configuration(model_path).get_text_config()
-    length = getattr(config, "max_position_embeddings", None)
-    if not isinstance(length, int):
-        raise InputError(f"{model_path!r} names no max_position_embeddings; set max_model_len")
-    return length
+    for name in LENGTHS:
+        if isinstance(length := getattr(config, name, None), int):
+            return length
+    raise InputError(f"{model_path!r} names no {LENGTHS[0]}; set actors.max_model_len")
 
 
 def vocabulary_size(model_path: str) -> int | None:
@@ -206,8 +223,37 @@ def kv_bytes_per_token(model_path: str, dtype: str) -> int:
     return int(2 * config.num_hidden_layers * kv_heads * width * itemsize)
 
 
+def published_shapes(model_path: str) -> dict[str, tuple[int, ...]]:
+    """Return the shapes of the weights of a folder that transformers loads, so a learner has them.
+
+    Others are masks, frequencies of positions, layers that predict further tokens, and the weights
+    once more under the names of Mistral's own format.
+    """
+    import torch
+    from transformers import AutoModelForCausalLM
+    from transformers.conversion_mapping import get_model_conversion_mapping
+    from transformers.core_model_loading import WeightRenaming, rename_source_key
+
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(configuration(model_path))
+    tensors, shapes = model.state_dict(), weight_shapes(model_path)
+    loaded = tensors.keys() - model.all_tied_weights_keys.keys()
+    conversions: tuple[list[Any], list[Any]] = [], []
+    for conversion in get_model_conversion_mapping(model):
+        conversions[not isinstance(conversion, WeightRenaming)].append(conversion)
+
+    def has(name: str) -> bool:
+        names = (
+            rename_source_key(name, *tried, model.base_model_prefix, tensors)[0]
+            for tried in (conversions, ([], []))
+        )
+        return any(new in loaded and (new == name or new not in shapes) for new in names)
+
+    return {name: shapes[name] for name in sorted(shapes) if has(name)}
+
+
 def weight_shapes(model_path: str) -> dict[str, tuple[int, ...]]:
-    """Return the shapes of the published weights; raise InputError if a file is broken."""
+    """Return the shapes of the weights of a folder; raise InputError if a file is broken."""
     from huggingface_hub import snapshot_download
     from safetensors import SafetensorError, safe_open
 
@@ -215,7 +261,7 @@ def weight_shapes(model_path: str) -> dict[str, tuple[int, ...]]:
     if not folder.is_dir():
         folder = Path(snapshot_download(model_path, allow_patterns=["*.safetensors", "*.json"]))
     shapes: dict[str, tuple[int, ...]] = {}
-    for file in sorted(folder.glob("*.safetensors")):
+    for file in _weight_files(folder):
         try:
             with safe_open(file, framework="numpy") as tensors:
                 for name in tensors.keys():  # noqa: SIM118  (not a dict)
@@ -223,16 +269,25 @@ def weight_shapes(model_path: str) -> dict[str, tuple[int, ...]]:
         except (SafetensorError, OSError) as error:
             raise InputError(f"{file} cannot be read as safetensors: {error}") from None
     if not shapes:
-        raise InputError(f"model {model_path!r} has no *.safetensors file")
-    index = folder / "model.safetensors.index.json"
-    if index.exists():
-        try:
-            parts = set(json.loads(index.read_text())["weight_map"].values())
-        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-            raise InputError(f"{index} has no map of weights: {error!r}") from None
-        missing = sorted(name for name in parts if not (folder / name).exists())
-        if missing:
-            raise InputError(f"model {model_path!r} lacks {', '.join(missing)}, named in {index}")
+        raise InputError(f"model {model_path!r} has no model.safetensors file")
     if read_description(folder).get("tie_word_embeddings"):
         shapes.pop("lm_head.weight", None)
     return shapes
+
+
+def _weight_files(folder: Path) -> list[Path]:
+    """Return the files that weights are loaded from; raise InputError for those that are not there.
+
+    Others beside them, such as `consolidated.safetensors`, have the same weights by other names.
+    """
+    index = folder / "model.safetensors.index.json"
+    if not index.exists():
+        return sorted(folder.glob("model*.safetensors"))
+    try:
+        names = json.loads(index.read_text())["weight_map"].values()
+        files = sorted({folder / name for name in names})
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise InputError(f"{index} has no map of weights: {error!r}") from None
+    if missing := [file.name for file in files if not file.exists()]:
+        raise InputError(f"model {str(folder)!r} lacks {', '.join(missing)}, named in {index}")
+    return files

@@ -5,10 +5,8 @@ The model folder and other packages can ask vLLM for more than our requests, whi
 """
 
 from importlib.metadata import entry_points
-from pathlib import Path
-from typing import Any
 
-from actors.engines.model_folder import configuration, describe
+from actors.engines.model_folder import describe, generation_settings
 from headway.errors import InputError
 
 LOGITS_PROCESSORS = "vllm.logits_processors"
@@ -50,21 +48,3 @@ def check_sampling(model_path: str) -> None:
             "vLLM never samples, and to which the learner gives the probability of their logits; "
             "remove it there"
         )
-
-
-def generation_settings(model_path: str) -> dict[str, Any]:
-    """Return a model's settings for generation; raise InputError for contradictory ones."""
-    from transformers import GenerationConfig
-
-    try:
-        try:
-            settings = GenerationConfig.from_pretrained(model_path)
-        except OSError:
-            if (Path(model_path) / "generation_config.json").exists():
-                raise  # it is broken; without the file, older folders have them in config.json
-            settings = GenerationConfig.from_model_config(configuration(model_path))
-    except InputError:
-        raise
-    except Exception as error:  # a broken file raises whatever its contents lead to
-        raise InputError(f"generation_config.json of {model_path!r}: {error}") from error
-    return dict(settings.to_diff_dict())

@@ -12,7 +12,7 @@ from collections.abc import Coroutine, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
-from actors.engines.model_folder import weight_shapes
+from actors.engines.model_folder import published_shapes
 from actors.engines.protocol import EngineSpec, Generation, SamplingParameters
 from actors.engines.vllm_arguments import engine_arguments
 from actors.engines.vllm_output import captured, died, log_to, start_error, typed_errors
@@ -111,7 +111,7 @@ class VllmEngine:
 
     def inventory(self) -> Signature:
         """See `RolloutEngine.inventory`; weights of any dtype are cast when loaded."""
-        shapes = weight_shapes(self._spec.model_path)
+        shapes = published_shapes(self._spec.model_path)
         return {name: (None, shape) for name, shape in shapes.items()}
 
     async def generate(

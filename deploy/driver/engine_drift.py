@@ -30,7 +30,7 @@ from actors.engines.model_folder import served_dtype
 from deploy.driver.actor_supervisor import ActorSupervisor
 from deploy.driver.run_context import RunContext
 from learner.diagnostics.batch_report import EngineFigures, TrainedBatch
-from weight_sync.probe import ProbeCheck, ProbeReport, ProbeResult
+from weight_sync.probe import EPSILON, ProbeCheck, ProbeReport, ProbeResult
 
 Response = Literal["alert", "resend", "restart"]
 
@@ -245,8 +245,9 @@ def probe_check(context: RunContext) -> ProbeCheck:
     config, wire = context.config, context.config.weight_sync.wire_dtype
     served = served_dtype(context.inputs.model_path, config.actors.dtype)
     dtypes = {config.learner.dtype, served, *({wire} - {"as_trained"})}
-    if str(config.actors.vllm_options.get("kv_cache_dtype")).startswith("fp8"):
-        dtypes.add("float8")
+    cached = config.actors.vllm_options.get("kv_cache_dtype", "auto")
+    if cached != "auto":
+        dtypes.add(cached if cached in EPSILON else "float8")
     return ProbeCheck(dtypes)
 
 

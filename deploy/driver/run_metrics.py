@@ -68,7 +68,7 @@ class RunMetrics(Collector):
                 {(name, role_of(name) or name): figures.get(name, 0) for name in processes},
             )
         text = (
-            "1 for an engine whose mismatch with the learner stands out among the engines, else 0."
+            "1 for an engine that differs from the learner, by a probe or more than others, else 0."
         )
         drifts = GaugeMetricFamily("headway_engine_drift", text, labels=["engine"])
         yield labelled(drifts, dict(record.drifting))

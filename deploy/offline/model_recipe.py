@@ -136,7 +136,7 @@ def _stop(renderer: Renderer, ends: frozenset[int]) -> tuple[list[str | int], st
 
 
 def _devices(gpus: int, workers: int) -> Rows:
-    """Return the rows that share out GPUs; so many `workers` have the weights of an engine."""
+    """Return the rows that share out GPUs, `workers` of them to an engine."""
     count = max(1, gpus // 2 // workers)
     of_engine, of_rank = (workers, 1) if gpus > 1 else (gpus / 2, gpus / 2)
     held = max(GROUP, 512 // count) if gpus > 1 else 256 if gpus else 64

@@ -30,7 +30,7 @@ from actors.engines.protocol import EngineSpec
 from actors.engines.vllm_arguments import kv_cache_bytes
 from deploy.config.run_config import RunConfig
 from deploy.planner.byte_counts import WEIGHT
-from headway.errors import InputError
+from headway.errors import InputError, first_line
 from learner.config.lora import LoraConfig
 from learner.model import lora
 from learner.model.logprobs import LogprobOptions, chunked_logprobs
@@ -186,9 +186,8 @@ def measure_model(model_path: str, batch: Microbatch) -> ModelSizes:
             checkpoint_activations(model, model_path)
         activations, peak = _pass(model, batch)
     except Exception as error:  # a model raises anything where it needs data
-        reason = (str(error).strip() or repr(error)).splitlines()[0]
         raise InputError(
-            f"model {model_path!r} cannot be measured without its data: {reason}"
+            f"model {model_path!r} cannot be measured without its data: {first_line(error)}"
         ) from error
     blocks = [
         sum(parameter.numel() for parameter in block.parameters())

@@ -86,8 +86,7 @@ def check_adapter(lora: LoraConfig | None, path: str, *, section: str) -> None:
     if Path(path).is_dir() and not _converts(description):
         transposed = description.get("model_type") in TRANSPOSED
         layers = set() if transposed else _linear_layers(weight_shapes(path))
-    quantised = bool(description.get("quantization_config"))
-    adapted_layers(lora, model=path, linear=layers, quantised=quantised, section=section)
+    adapted_layers(lora, model=path, linear=layers, section=section)
     if lora.path is not None:
         check_form(stored_form(Path(lora.path))[0], lora, section)
 
@@ -130,7 +129,7 @@ def way_of_rows(config: RunConfig) -> str:
         path = find_model(config.model.path) if config.model.path else model_path(config)
         context = config.actors.max_model_len or context_length(path)
         way = foretold_way(path, config.learner.attention, context)
-    except InputError as error:
+    except (InputError, MemoryError) as error:
         return f"how sequences are computed is not foretold: {error}"
     return f"sequences are computed {way}"
 

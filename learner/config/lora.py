@@ -121,7 +121,6 @@ def adapted_layers(
     *,
     model: str,
     linear: Collection[str] | None,
-    quantised: bool,
     section: str,
 ) -> set[str]:
     """Return the names of the layers that get factors.
@@ -130,13 +129,8 @@ def adapted_layers(
     None: they are not known, and neither checked nor returned. `section` is the one of the recipe.
 
     Raises:
-        InputError: The model's weights are quantised, or it has no such layers.
+        InputError: It has no such layers.
     """
-    if quantised:
-        raise InputError(
-            f"{section}: {model!r} has quantised weights, into which engines cannot merge an "
-            "adapter: name the model that it was made from"
-        )
     if linear is None:
         return set()
     layers = targeted(config.targets, linear)
@@ -181,7 +175,7 @@ def stored_form(folder: Path) -> tuple[LoraConfig, str]:
             targets=_stored_targets(folder / WEIGHTS_FILE, settings),
             path=str(folder),
         )
-        return config, settings["base_model_name_or_path"] or ""  # PEFT may not know it
+        return config, settings.get("base_model_name_or_path") or ""  # PEFT may not know it
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise InputError(
             f"no adapter can be read from {str(folder)!r}: {file.name}: {error}; give the folder "

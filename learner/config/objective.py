@@ -1,9 +1,10 @@
 """Settings of what is optimised: advantage, policy loss, corrections, KL, entropy, critic."""
 
 from collections.abc import Callable, Mapping
+from os.path import expanduser
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import AfterValidator, Field, field_validator, model_validator
 
 from headway.recipe_section import ResumeRule, Section
 from headway.registry import Entry, Registry
@@ -20,6 +21,10 @@ _KINDS: Mapping[str, Registry[Any]] = {
 OPTIMISED = ResumeRule(
     "it is the objective that its checkpoints, recorded batches and figures belong to"
 )
+
+
+ModelName = Annotated[str, AfterValidator(expanduser)]
+"""A model folder, where `~` is the home folder, or a hub name."""
 
 
 class KlConfig(Section):
@@ -41,7 +46,7 @@ class KlConfig(Section):
     """Mean KL per token that β is adapted to (Ziegler et al. 2019, §2.2); None keeps β."""
     horizon: int = Field(default=10_000, ge=1)
     """Rollouts over which the controller corrects an error of 100 %."""
-    reference: str | None = None
+    reference: ModelName | None = None
     """Model folder or hub name of the reference; None takes the run's initial model, which with
     [learner.lora] is the policy without its adapter and takes no memory."""
     refresh_every: int | None = Field(default=None, ge=1)
@@ -76,7 +81,7 @@ class CriticConfig(OptimizerConfig):
 
     on_resume = OPTIMISED
 
-    path: str | None = None
+    path: ModelName | None = None
     """Model folder or hub name of its backbone, perhaps a reward model; None takes the run's
     initial model, with a new head."""
     shared: bool = False

@@ -4,7 +4,6 @@ import json
 import shutil
 from collections.abc import Iterable
 from functools import cache, partial
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,7 @@ from learner.config.lora import CONFIG_FILE, WEIGHTS_FILE
 from learner.disk_wait import make_folder, write_text, write_whole
 from learner.engine.tensor_parts import FILE_BYTES, in_buckets
 from learner.model import lora
-from learner.model.hf_names import HuggingFaceNames, saved_buffers
+from learner.model.hf_names import HuggingFaceNames
 from learner.model.logprobs import LogprobOptions
 from learner.model.policy import load_policy
 
@@ -31,6 +30,7 @@ OWN = frozenset({"state.json", "origin.json", folder_checksums.FILE_NAME, CONFIG
 """Files that say what a folder was made with, which are not copied to another."""
 CONFIG = "config.json"
 SUBFOLDERS = ("additional_chat_templates", "custom_generate")
+"""Folders that are copied with the files beside the weights."""
 
 
 @cache
@@ -97,13 +97,12 @@ def _with_dtype(settings: dict[str, Any], dtype: str) -> dict[str, Any]:
 def write_weights(model: Any, weights: Iterable[tuple[str, Tensor]], folder: Path) -> None:
     """Write weights under the names that transformers looks for; waits while the disk is full.
 
-    `weights` are those of the whole model by their names in it, each valid until the next; buffers
-    that its folder has too are taken from the model.
+    `weights` are those of the whole model by their names in it, each valid until the next.
     """
     files: list[tuple[Path, list[str], int]] = []
     copies = (
         (name, tensor.to("cpu", copy=True, memory_format=torch.contiguous_format))
-        for name, tensor in HuggingFaceNames(model).of(chain(weights, saved_buffers(model)))
+        for name, tensor in HuggingFaceNames(model).of(weights)
     )
     for tensors in map(dict, in_buckets(copies, lambda entry: entry[1].nbytes, FILE_BYTES)):
         path = folder / f"model-{len(files) + 1:05d}.safetensors"

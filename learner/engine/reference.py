@@ -14,7 +14,7 @@ from learner.model.policy import Policy
 
 REFERENCE_FOLDER = "reference"
 REMAINDERS = "remainders"
-"""Folder, in the reference's, and beginning of names of what bfloat16 rounds off its weights."""
+"""Subfolder of the reference's, and prefix of names, for what bfloat16 rounds off its weights."""
 
 
 class Reference:
@@ -44,7 +44,7 @@ class Reference:
         self._remainders: dict[str, Tensor] = {}
         """By weight in bfloat16 that moves in part: see `remainder_of`."""
         self._copies = HostCopy()
-        check_forward(self._policy, self._run, device=device)  # weights are those of its folder yet
+        check_forward(self._policy, self._run, device=device)  # before its remainders
         if saved is not None and (saved / REMAINDERS).is_dir():
             self._restore(PartReader(saved / REMAINDERS))
 
@@ -115,5 +115,5 @@ def remainder_of(exact: Tensor, rounded: Tensor) -> Tensor:
 
 
 def exact_value(rounded: Tensor, remainder: Tensor) -> Tensor:
-    """Return the float32 values that `remainder_of` was told."""
+    """Return the float32 values that were rounded, by what `remainder_of` returned of them."""
     return (rounded.float().view(torch.int32) + remainder).view(torch.float32)

@@ -4,7 +4,7 @@ from typing import Any
 
 import torch
 
-from headway.errors import InputError
+from headway.errors import InputError, first_line
 
 
 def start_compiler(device: torch.device) -> None:
@@ -17,11 +17,10 @@ def start_compiler(device: torch.device) -> None:
     try:
         torch.compile(lambda x: x.exp().sum())(torch.ones(64, device=device))
     except Exception as error:  # compilers raise anything
-        reason = (str(error).strip() or repr(error)).splitlines()[0]
         raise InputError(
-            f"learner.compile: nothing can be compiled for {device.type!r} here: {reason}; install "
-            "a C++ compiler and the headers of Python (Debian and Ubuntu: apt-get install g++ "
-            "python3-dev), or set learner.compile = false"
+            f"learner.compile: nothing can be compiled for {device.type!r} here: "
+            f"{first_line(error)}; install a C++ compiler and the headers of Python (Debian and "
+            "Ubuntu: apt-get install g++ python3-dev), or set learner.compile = false"
         ) from error
 
 

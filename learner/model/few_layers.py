@@ -27,6 +27,9 @@ Gathered = Callable[[list[nn.Parameter]], AbstractContextManager[object]]
 PLACE = re.compile("idx|index|layer_(id|num)")
 """Parts of the names of attributes that say which layer of its model one is."""
 
+MOST_MADE_UP = 2**30
+"""Most numbers of random weights, for a model without data."""
+
 PLAIN = (int, float, str, tuple, list, torch.dtype, type(None))
 """Types of the attributes that tell kinds of layers apart."""
 
@@ -46,6 +49,7 @@ def few_layers(
 
     Raises:
         OtherLayers: The module has other weights than its folder describes.
+        MemoryError: It is without data, and the copies would be too large.
     """
     model, anew = module.model, _built_anew(module.model)
     chosen = _first_of_each_kind(model, anew)
@@ -54,6 +58,7 @@ def few_layers(
     _cut(anew, chosen)
     whole = _cut(model, chosen)
     try:
+        _check_size(module)
         weights: dict[int, Any] = {}
         for parameter in module.parameters():
             with gathered([parameter]) if gathered else nullcontext():
@@ -83,6 +88,12 @@ def few_layers(
             raise
         return few_layers(module, gathered, every=True)
     return copied, described
+
+
+def _check_size(module: SequenceModel) -> None:
+    size = sum(parameter.numel() for parameter in module.parameters())
+    if module.model.device.type == "meta" and size > MOST_MADE_UP:
+        raise MemoryError(f"its layers of each kind have {size / 1e9:.1f} billion weights")
 
 
 def _values(parameter: nn.Parameter) -> Tensor:

@@ -13,26 +13,24 @@ from itertools import product
 from typing import Any
 
 import torch
-from safetensors import safe_open
 from torch import Tensor
 
-from headway.errors import InputError
+from headway.errors import InputError, first_line
 from learner.model import lora
 from learner.model.few_layers import Gathered, OtherLayers, few_layers
-from learner.model.forward_comparison import Comparison, Run, Unfit
-from learner.model.hf_names import HuggingFaceNames
+from learner.model.forward_comparison import REACH, Comparison, Run, Unfit
+from learner.model.hf_names import HuggingFaceNames, stored_weights
 from learner.model.logprobs import LogprobOptions
 from learner.model.packed_attention import BY_SEQUENCE, attend_packed, plain_name
 from learner.model.policy import Policy, choice_of
 from learner.model.rope import grows
 from learner.model.shared_weights import is_shared
 from learner.model.ways import SequenceModel, Way
-from weight_sync.base_model import folder_of
 
 log = logging.getLogger(__name__)
 
-FEW_WORDS = 1024
-"""Words of a model whose way is foretold."""
+FEW_WORDS, FEW_TOKENS = 1024, 64
+"""Words of a model whose way is foretold, and most tokens of its windows and chunks."""
 
 
 @torch.no_grad()
@@ -87,18 +85,22 @@ def _described(module: SequenceModel) -> str:
 def foretold_way(path: str, attention: str, context: int | None) -> str:
     """Return how rows would be computed by a model of a folder, whose weights are not read.
 
-    Its layers of each kind are given random weights, and few words.
+    Its layers of each kind are given random weights, few words and short windows.
 
     Raises:
         InputError: In no way exactly.
+        MemoryError: These layers are too large.
     """
     from transformers import AutoConfig, AutoModelForCausalLM
 
     chosen = None if attention == "auto" else attention
     with _refused(path), torch.random.fork_rng():
-        config = AutoConfig.from_pretrained(path)
+        config = AutoConfig.from_pretrained(path, trust_remote_code=False)
         config.name_or_path, text = "", config.get_text_config()
         text.vocab_size = min(text.vocab_size, FEW_WORDS)
+        for name, size in list(vars(text).items()):
+            if isinstance(size, int) and size > FEW_TOKENS and REACH.search(name):
+                setattr(text, name, FEW_TOKENS)
         if (text.pad_token_id or 0) >= text.vocab_size:
             text.pad_token_id = None
         with torch.device("meta"):
@@ -150,28 +152,23 @@ def _changed_before_head(module: SequenceModel) -> bool:
 
 def _compare_weights(model: Any, gathered: Gathered) -> None:
     """Require that each weight is that of the model's folder, in the model's dtype."""
-    folder = folder_of(model.name_or_path) if model.name_or_path else None
-    files = folder.glob("*.safetensors") if folder else ()
-    opened: list[Any] = [safe_open(file, framework="pt") for file in files]
-    stored = {name: file for file in opened for name in file.keys()}  # noqa: SIM118
+    stored = stored_weights(model)
 
     def loaded() -> Iterator[tuple[str, Tensor]]:
         for weight in lora.weights(model):
             with gathered([weight.parameters[0]]):
                 yield weight.name, weight.parameters[0].detach()
-        saved = model.state_dict().keys()
-        yield from ((name, buffer) for name, buffer in model.named_buffers() if name in saved)
 
     if getattr(model.config, "quantization_config", None) is not None or not stored:
         return
     for name, tensor in HuggingFaceNames(model).of(loaded()):
         if name in stored:
             expected = stored[name].get_tensor(name).to(tensor)
-            if not torch.equal(tensor, expected):
-                if tensor.shape == expected.shape:
-                    difference = float((tensor.float() - expected.float()).abs().max())
-                    raise Unfit(f"its weight {name} is not its folder's (by {difference:.3g})")
+            if tensor.shape != expected.shape:
                 raise Unfit(f"its weight {name} is {tensor.shape}, its folder's {expected.shape}")
+            if not torch.equal(tensor, expected):
+                difference = float((tensor.float() - expected.float()).abs().max())
+                raise Unfit(f"its weight {name} is not its folder's (by {difference:.3g})")
 
 
 @contextmanager
@@ -179,10 +176,10 @@ def _refused(name: str) -> Iterator[None]:
     """Say of which model a refusal is."""
     try:
         yield
-    except torch.OutOfMemoryError:
+    except (torch.OutOfMemoryError, MemoryError):
         raise
     except Exception as error:  # a model raises anything if it is not called as it wants to be
-        reason = (str(error).strip() or repr(error)).splitlines()[0]
+        reason = first_line(error)
         if not isinstance(error, Unfit | OtherLayers):
             reason = f"it cannot be computed on sequences in a row: {reason}"
         raise InputError(f"{name!r} cannot be trained here: {reason}") from error

@@ -6,14 +6,17 @@ few tensors at a time as belong together.
 """
 
 from collections.abc import Iterable, Iterator
+from itertools import chain
 from typing import Any
 
 import torch
+from safetensors import safe_open
 from torch import Tensor
 
 from headway.errors import InputError, first_line
 from learner.model import lora
 from learner.model.shared_weights import shape_of
+from weight_sync.base_model import folder_of
 
 
 class HuggingFaceNames:
@@ -28,16 +31,18 @@ class HuggingFaceNames:
         from transformers.core_model_loading import revert_weight_conversion
 
         self._model, self._revert = model, revert_weight_conversion
+        self._saved = set(model.state_dict())
+        """Names of buffers that the folder has, among others."""
         adapted = {name for name, (_, *factors), _ in lora.weights(model) if factors}
         whole = [(weight.name, weight.parameters[0]) for weight in lora.weights(model)]
         blanks = {
             name: torch.empty(shape_of(tensor), dtype=tensor.dtype, device="meta")
-            for name, tensor in (*whole, *saved_buffers(model))
+            for name, tensor in (*whole, *self._buffers())
         }
         try:
             self._renamed, self._together = _conversions(model, blanks)
             written = revert_weight_conversion(model, blanks)
-            differing = _shapes(written.items()) ^ _shapes(self.of(blanks.items()))
+            differing = _shapes(written.items()) ^ _shapes(self._converted(blanks.items()))
             problem = ", ".join(sorted(name for name, _ in differing)[:3])
         except Exception as error:  # noqa: BLE001  (an operation raises whatever its author chose)
             problem = first_line(error)
@@ -46,16 +51,26 @@ class HuggingFaceNames:
                 f"the weights of {model.name_or_path!r} cannot be written as its folder has them, "
                 f"for transformers does not undo how it loads a {type(model).__name__}: {problem}"
             )
+        stored = stored_weights(model)
+        for name in blanks.keys() - stored.keys():  # some folders begin at the base model
+            short = name.removeprefix(f"{model.base_model_prefix}.")
+            self._renamed |= {name: short} if short in stored else {}
+        if stored:  # further buffers follow from the configuration
+            self._saved = {name for name in blanks if self._renamed.get(name, name) in stored}
         self.converts_adapted = not adapted.isdisjoint({*self._renamed, *self._together})
         """True if a weight with factors is one of them, so that engines cannot merge these."""
 
     def of(self, weights: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
-        """Yield the same weights in the folder's form, in order, each valid until the next.
+        """Yield weights in the folder's form, in order, each valid until the next; then buffers.
 
-        Tensors that make one of the folder are copied until the last of them has come.
+        Those are the model's own. Tensors that make one of the folder are copied until the last of
+        them has come.
         """
+        return self._converted(chain(weights, self._buffers()))
+
+    def _converted(self, tensors: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
         waiting: dict[frozenset[str], dict[str, Tensor]] = {}
-        for name, tensor in weights:
+        for name, tensor in tensors:
             if (names := self._together.get(name)) is None:
                 yield self._renamed.get(name, name), tensor
                 continue
@@ -65,11 +80,16 @@ class HuggingFaceNames:
             else:
                 yield from self._revert(self._model, {**waiting.pop(names), name: tensor}).items()
 
+    def _buffers(self) -> Iterator[tuple[str, Tensor]]:
+        return ((name, it) for name, it in self._model.named_buffers() if name in self._saved)
 
-def saved_buffers(model: Any) -> Iterator[tuple[str, Tensor]]:
-    """Yield the buffers that a model folder has, by their names in the model."""
-    saved = model.state_dict().keys()
-    return ((name, buffer) for name, buffer in model.named_buffers() if name in saved)
+
+def stored_weights(model: Any) -> dict[str, Any]:
+    """Return the open files of a model's folder, by the names of the tensors in them."""
+    folder = folder_of(model.name_or_path) if model.name_or_path else None
+    files = folder.glob("*.safetensors") if folder else ()
+    opened: list[Any] = [safe_open(file, framework="pt") for file in files]
+    return {name: file for file in opened for name in file.keys()}  # noqa: SIM118
 
 
 def _shapes(tensors: Iterable[tuple[str, Tensor]]) -> set[tuple[str, torch.Size]]:

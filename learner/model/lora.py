@@ -84,7 +84,6 @@ def add_adapter(
         config,
         model=model.name_or_path,
         linear={name for name, layer in modules.items() if isinstance(layer, nn.Linear)},
-        quantised=getattr(model.config, "quantization_config", None) is not None,
         section=section,
     )
     ends = {name.split(".")[-1] for name in layers}  # short, where these name the same ones

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
-from headway.errors import InputError
+from headway.errors import InputError, first_line
 from learner.config.learner import TinyModelConfig
 from learner.model.compilation import compile_blocks
 from learner.model.logprobs import LogprobOptions, chunked_logprobs
@@ -158,17 +158,24 @@ def load_pretrained(
     With the attention "auto" transformers chooses, and `check_forward` thereafter.
 
     Raises:
-        InputError: The folder or hub name has no such model.
+        InputError: The folder or hub name has no such model, or lacks weights other than of a new
+            head `score`.
     """
     quiet()
     chosen = None if attention == "auto" else attention
     options |= {"dtype": getattr(torch, dtype), "attn_implementation": chosen}
+    options |= {"use_safetensors": True, "trust_remote_code": False}  # no pickle, nor code of it
     try:
-        # never a pickle, nor code of the folder
-        return kind.from_pretrained(path, use_safetensors=True, trust_remote_code=False, **options)
+        model, report = kind.from_pretrained(path, output_loading_info=True, **options)
     except Exception as error:  # a configuration raises whatever its author chose
-        reason = (str(error).strip() or repr(error)).splitlines()[0]
-        raise InputError(f"no {what} can be loaded from {path!r}: {reason}") from error
+        raise InputError(f"no {what} can be loaded from {path!r}: {first_line(error)}") from error
+    made = {"score.weight", *(name for name, _ in model.named_buffers())}
+    if lacking := sorted(report["missing_keys"] - made):
+        raise InputError(
+            f"no {what} can be loaded from {path!r}: it lacks {len(lacking)} of the weights, which "
+            f"transformers would make up ({', '.join(lacking[:3])})"
+        )
+    return model
 
 
 def load_policy(

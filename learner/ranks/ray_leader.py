@@ -3,7 +3,6 @@
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import Future
-from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -62,8 +61,10 @@ class RankZero:
         adapter = self.rank.published_adapter
 
         def publish() -> tuple[Scores, Future[str]]:
-            with self.budget.spend() if probe else nullcontext():
-                scores = self.rank.probe() if probe else ()
+            scores: Scores = ()
+            if probe:
+                with self.budget.spend():
+                    scores = self.rank.probe()
             return scores, self.publisher.publish(version, self.rank.weights(), adapter)
 
         scores, checksum = await self._together(self.call(publish), calls)

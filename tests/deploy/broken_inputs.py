@@ -70,7 +70,7 @@ INPUTS = [
         "line 1",
     ),
     modelled(
-        "no weights", lambda m: (m / "model.safetensors").unlink(), "has no *.safetensors file"
+        "no weights", lambda m: (m / "model.safetensors").unlink(), "has no model.safetensors file"
     ),
     modelled(
         "broken weights",

@@ -42,4 +42,5 @@ def test_bad_input_is_known_by_the_exit_code_of_an_error_which_is_not_that_of_it
 
 def test_the_first_line_of_an_error_without_a_message_is_its_type():
     assert first_line(ValueError(" a\nb")) == "a"
+    assert first_line(ValueError("a:\n  b\nc")) == "a: b"
     assert first_line(ValueError()) == "ValueError"

@@ -54,7 +54,8 @@ def sampled(folder, dtype):
         try:
             return [
                 (settings, list(zip(asked, await asyncio.gather(*(
-                    engine.generate(f"{number}", ids, settings) for number, ids in enumerate(asked)
+                    engine.generate(f"{number}", ids, replace(settings, seed=number))
+                    for number, ids in enumerate(asked)
                 )), strict=True)))
                 for settings in SETTINGS
             ]  # fmt: skip

@@ -60,8 +60,8 @@ def test_what_was_trained_is_exported_for_transformers_with_all_that_the_folder_
     assert difference(exported, before) > 1e-3
     for name in ("tokenizer.json", "chat_template.jinja", "generation_config.json"):
         assert json_or_text(trained.export / name) == json_or_text(MODEL / name), name
-    config = AutoTokenizer.from_pretrained(trained.export)
-    assert config.model_max_length == AutoTokenizer.from_pretrained(MODEL).model_max_length
+    of_export, own = map(AutoTokenizer.from_pretrained, (trained.export, MODEL))
+    assert of_export.model_max_length == own.model_max_length
 
 
 def json_or_text(file):

@@ -19,6 +19,7 @@ import torch
 import xxhash
 from torch import Tensor
 
+from weight_sync.adapter import KEPT
 from weight_sync.buckets import ALIGNMENT
 from weight_sync.config import WeightSyncConfig
 
@@ -160,7 +161,7 @@ class Snapshot:
         *,
         checksummed: bool = True,
     ) -> Future[str]:
-        """Copy tensors, cast to `wire_dtype` if given.
+        """Copy tensors, all but `KEPT` ones cast to `wire_dtype` if given.
 
         Returns their checksum to come, xxh3_64 over each tensor's name and row-major bytes, of none
         without `checksummed`. It fails with the first error of what it is computed from. The next
@@ -173,7 +174,8 @@ class Snapshot:
         checksum = _Checksum(wanted=checksummed)
         try:
             for name, tensor in tensors:
-                host = self._host(name, tensor, wire_dtype or tensor.dtype)
+                cast = wire_dtype if not name.endswith(KEPT) else None
+                host = self._host(name, tensor, cast or tensor.dtype)
                 self.tensors.append((name, host))
                 checksum.update(name.encode())
                 if self._gpu.holds(tensor):

@@ -36,7 +36,7 @@ BROKEN = {
     "broken scale": (lambda f: (f / SCALE_FILE).write_text("{"), "cannot be read"),
     "constant scores": (lambda f: Scale(0.0, 0.0).write(f), "std above 0"),
     "no padding": (without_padding, "name pad_token_id in its config.json"),
-    "no weights": (lambda f: (f / "model.safetensors").unlink(), "no *.safetensors file"),
+    "no weights": (lambda f: (f / "model.safetensors").unlink(), "no model.safetensors file"),
     "no tokenizer": (lambda f: [p.unlink() for p in f.glob("tokenizer*")], "has no tokenizer"),
 }
 

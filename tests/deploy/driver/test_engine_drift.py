@@ -274,6 +274,8 @@ async def test_one_engine_alone_with_old_weights_is_named_at_once_with_their_ver
         ({"wire": "bfloat16"}, 0.25),
         ({"lora": LoraConfig()}, 1e-4),
         ({"options": {"kv_cache_dtype": "fp8_e5m2"}}, 4.0),
+        ({"options": {"kv_cache_dtype": "nvfp4"}}, 4.0),
+        ({"options": {"kv_cache_dtype": "bfloat16"}}, 0.25),
         ({"options": {"kv_cache_dtype": "auto"}}, 1e-4),
     ],
 )

@@ -181,7 +181,7 @@ def described(folder, **settings):
         (lambda m: described(m, vocab_size=8), "and the model an embedding of 8 rows"),
         (lambda m: described(m, model_type="of_tomorrow"), "of_tomorrow"),
         (lambda m: described(m, model_type="own", auto_map={"AutoConfig": "o.Own"}), "custom code"),
-        (lambda m: described(m, num_attention_heads="2"), "num_attention_heads"),
+        (lambda m: described(m, num_attention_heads="2"), "expected int, got str"),
         (lambda m: (m / INDEX).write_text("{}"), f"{INDEX} has no map of weights"),
         (lambda m: (m / GENERATION).write_text("{"), f"{GENERATION} of '{{0}}'"),
         (lambda m: (m / GENERATION).write_text("[]"), f"{GENERATION} of '{{0}}'"),

@@ -3,6 +3,7 @@
 import json
 import resource
 import shutil
+from functools import reduce
 
 import pytest
 
@@ -375,10 +376,12 @@ def test_the_model_of_a_critic_is_looked_for_and_not_fetched(tmp_path, tiny_mode
 
 @pytest.mark.parametrize("setting", ["learner.critic.path", "learner.kl.reference"])
 def test_every_model_that_the_learner_loads_is_looked_for_and_must_not_be_quantised(
-    tmp_path, tiny_model, setting
+    tmp_path, tiny_model, setting, monkeypatch
 ):
-    settings = ["learner.advantage=gae", "learner.loss=ppo", "learner.kl.coefficient=0.1"]
-    config = recipe(tmp_path, *settings, f"{setting}={tmp_path}")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    settings = ["learner.advantage=gae", "learner.loss=ppo", "learner.critic.coefficient=0.2"]
+    config = recipe(tmp_path, *settings, f"{setting}=~")
+    assert reduce(getattr, setting.split("."), config) == str(tmp_path)
     make_warm_start(config, tiny_model)
     (tmp_path / "config.json").write_text('{"quantization_config": {"quant_method": "awq"}}')
     with pytest.raises(InputError, match=r"has quantised weights \(quantization_config .*: awq"):

@@ -14,10 +14,8 @@ STORED = {
 }  # fmt: skip
 
 
-def layers(targets, linear=LINEAR, *, quantised=False):
-    return adapted_layers(
-        LoraConfig(targets=targets), model="m", linear=linear, quantised=quantised, section="a.lora"
-    )
+def layers(targets, linear=LINEAR):
+    return adapted_layers(LoraConfig(targets=targets), model="m", linear=linear, section="a.lora")
 
 
 @pytest.mark.parametrize(
@@ -46,7 +44,6 @@ def test_targets_that_are_no_regular_expression_are_refused():
         (["roj"], {}, "no linear layers roj; .* are q_proj, up_proj$"),
         ("up_proj", {}, "no linear layers that it matches; .* are q_proj, up_proj$"),
         ("all-linear", {"linear": set()}, "no linear layers at all; .* an adapter are none$"),
-        (["q_proj"], {"quantised": True}, "'m' has quantised weights, into which engines cannot"),
     ],
 )
 def test_a_model_without_such_layers_is_refused(targets, arguments, message):

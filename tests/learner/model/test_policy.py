@@ -8,6 +8,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
 from headway.errors import InputError
@@ -100,11 +101,13 @@ class Runs:
         return Path.touch, (self.mark,)
 
 
-@pytest.mark.parametrize(
-    "load",
-    [partial(load_policy, options=LogprobOptions(chunk=4)), partial(load_scalar_model, seed=0)],
-    ids=["policy", "critic"],
-)
+LOADERS = {
+    "policy": partial(load_policy, options=LogprobOptions(chunk=4)),
+    "critic": partial(load_scalar_model, seed=0),
+}
+
+
+@pytest.mark.parametrize("load", LOADERS.values(), ids=LOADERS)
 def test_weights_in_a_pickle_are_not_looked_at(tiny_model, tmp_path, monkeypatch, load):
     folder, mark = shutil.copytree(tiny_model, tmp_path / "model"), tmp_path / "mark"
     (folder / "model.safetensors").unlink()
@@ -113,3 +116,21 @@ def test_weights_in_a_pickle_are_not_looked_at(tiny_model, tmp_path, monkeypatch
     with pytest.raises(InputError, match=r"model\.safetensors"):
         load(str(folder), dtype="float32", attention="sdpa")
     assert not mark.exists()
+
+
+@pytest.mark.parametrize(
+    ("kind", "lacking"),
+    [
+        ("policy", ["lm_head.weight"]),
+        ("policy", ["model.layers.1.mlp.up_proj.weight", "model.norm.weight"]),
+        ("critic", ["model.layers.1.mlp.up_proj.weight"]),
+    ],
+)
+def test_weights_that_a_folder_lacks_are_not_made_up(tmp_path, kind, lacking):
+    write("llama", str(tmp_path))
+    file = tmp_path / "model.safetensors"
+    tensors = load_file(file)
+    save_file({name: tensors[name] for name in tensors.keys() - set(lacking)}, file)
+    message = rf"lacks {len(lacking)} of the weights, .* \({', '.join(lacking)}\)$"
+    with pytest.raises(InputError, match=message):
+        LOADERS[kind](str(tmp_path), dtype="float32", attention="sdpa")

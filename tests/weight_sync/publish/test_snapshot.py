@@ -16,6 +16,7 @@ from torch import Tensor
 
 from tests.weight_sync.checksum import checksum
 from tests.weight_sync.conftest import same
+from weight_sync.adapter import KEPT
 from weight_sync.manifest import Manifest
 from weight_sync.publish import snapshot as snapshot_module
 from weight_sync.publish.snapshot import PIECE_ELEMENTS, Gpu, Snapshot, bytes_of
@@ -66,8 +67,9 @@ def test_everything_arrives_before_it_is_sent_and_the_checksum_is_the_same(
 ) -> None:
     taken, wire = Snapshot(gpu, on_device=on_device), dtype or torch.float32
     for version in range(3):
-        tensors = weights(version)
+        tensors, router = weights(version), torch.randn(8)
         expected = {name: tensor.to(wire, copy=True) for name, tensor in tensors.items()}
+        tensors[f"gate.{KEPT}"], expected[f"gate.{KEPT}"] = router, router.clone()
         digest = taken.take(tensors.items(), dtype)
         for tensor in tensors.values():
             tensor.zero_()
