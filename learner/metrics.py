@@ -20,7 +20,7 @@ from learner.diagnostics.batch_report import BatchReport, TrainedBatch
 LAGS = (0, 1, 2, 3, 4, 6, 8, 12, 16)
 """Upper ends of the buckets of lags."""
 MOST_SERIES = 256
-"""Most series of one metric by engine or by part of the reward."""
+"""Most series of one metric by engine, teacher or part of the reward."""
 COUNTS = {
     "tokens_trained": "Sampled tokens that were trained, neither masked out nor dropped.",
     "rollouts_trained": "Rollouts with a token that was trained.",
@@ -142,11 +142,17 @@ def _figures(report: BatchReport | None) -> Iterator[Metric]:
         "Mean of each part of the reward in the newest batch, unweighted.",
         labels=["part"],
     )
+    teachers = GaugeMetricFamily(
+        "headway_teacher_divergence",
+        "Divergence from each teacher in nats a trained token of the newest batch.",
+        labels=["teacher"],
+    )
     engines = (report.engines if report is not None else None) or {}
     for family, values in (
         (mismatches, {name: figures.mismatch_fresh for name, figures in engines.items()}),
         (fractions, report.fractions if report is not None else {}),
         (parts, (report.reward_parts if report is not None else None) or {}),
+        (teachers, (report.teacher_divergence if report is not None else None) or {}),
     ):
         for label, value in sorted(values.items())[:MOST_SERIES]:
             if value is not None:

@@ -1,6 +1,6 @@
 """One batch through a train engine: groups in, optimizer steps, a report out.
 
-    batch ─▶ scored by the proximal and reference policies and the critic, where asked for
+    batch ─▶ scored by proximal and reference policies, critic and teachers, where asked for
       └─▶ advantages ─▶ epoch ─▶ minibatch ─▶ microbatches of this rank: forward, backward ─▶ step
 
 Every rank is given the whole batch and trains its microbatches of it (`microbatch_plan`). What is
@@ -24,7 +24,7 @@ from learner.diagnostics.batch_statistics import StepTotals, batch_report
 from learner.diagnostics.off_policy import measure, origins
 from learner.diagnostics.update_sums import ComparedTokens, UpdateSums
 from learner.engine.protocol import Trainable, TrainEngine
-from learner.engine.reference import Reference
+from learner.engine.reference import Reference, Teacher
 from learner.losses.value_loss import CriticSums
 from learner.model.policy import before_each
 from learner.objective.objective import Objective
@@ -47,15 +47,18 @@ class Updater:
         *,
         critic: Trainable | None = None,
         reference: Reference | None = None,
+        teachers: Sequence[Teacher] = (),
     ) -> None:
         """Check the objective, and raise InputError if a setting is wrong.
 
         Without a `reference`, that of a policy with an adapter is the policy without it.
+        `teachers` are those of the settings, in their order.
         """
         self.objective = Objective(config)
         self._engine = engine
         self._critic = critic
         self._reference = reference
+        self._teachers = teachers
         self.config = config
         """May be replaced between two batches, as far as `LearnerConfig.stepping_as` goes."""
 
@@ -75,7 +78,8 @@ class Updater:
             oldest_version=None if limit is None else version - limit,
             process_rewards=config.process_rewards,
         )
-        batch = self.objective.with_advantages(self._with_model_scores(batch))
+        batch = self._with_teachers(self._with_model_scores(batch), groups)
+        batch = self.objective.with_advantages(batch)
         tokens = batch.tokens
         column = origins(tokens.versions, batch.sampled, tokens.sequence_ids, version=version)
         units, unit_of_token = engine_comparison.units(
@@ -130,7 +134,9 @@ class Updater:
         policies, critics, compared = [], [], []
         for micro in minibatch.microbatches(plan[engine.rank], engine.device):
             with torch.set_grad_enabled(trains_policy):
-                out = engine.forward(micro.token_ids, micro.position_ids, micro.mask)
+                words = micro.teacher_words
+                others = () if words is None else (words.flatten(1).long(),)
+                out = engine.forward(micro.token_ids, micro.position_ids, micro.mask, *others)
                 result = self.objective.loss(micro, out, version=version, positive_tokens=positive)
             if trains_policy:
                 engine.backward(result.loss)
@@ -177,6 +183,21 @@ class Updater:
             batch = replace(batch, end_values=columns.pop("values_after")[ends])
         return batch.with_columns(**columns) if columns else batch
 
+    def _with_teachers(self, batch: TrainBatch, groups: Sequence[RolloutGroup]) -> TrainBatch:
+        """Return the batch with the scores of each teacher on the rollouts that it teaches."""
+        config = self.config.distillation
+        if config is None:
+            return batch
+        shares = torch.tensor([config.shares(group.prompt_id) for group in groups])
+        scores = []
+        for number, teacher in enumerate(self._teachers):
+            taught = [i for i in batch.trainable if shares[batch.group_of_rollout[i], number] > 0]
+            scores.append(self._score(batch, teacher.columns, teacher.scores, taught, teacher.told))
+        columns = {name: torch.stack([s[name] for s in scores], dim=1) for name in scores[0]}
+        if "teacher_words" in columns:
+            columns["teacher_words"] = columns["teacher_words"].int()
+        return batch.with_columns(teacher_shares=shares[batch.tokens.group_ids], **columns)
+
     def _of_policy(self, token_ids: Tensor, position_ids: Tensor, wanted: Tensor) -> Tensor:
         """Return log-probabilities, and the values of a shared critic that are needed, [·, N]."""
         out = self._engine.forward(token_ids, position_ids, wanted)
@@ -195,16 +216,19 @@ class Updater:
         batch: TrainBatch,
         names: Sequence[str],
         model: Callable[[Tensor, Tensor, Tensor], Tensor],
+        rollouts: Sequence[int] | None = None,
+        *shape: int,
     ) -> dict[str, Tensor]:
-        """Return the scores of one model by name, [N] float32 each.
+        """Return the scores of one model by name, [N, *shape] float32 each.
 
         Each rank computes its microbatches. Log-probabilities are 0 for tokens not sampled, and
-        everything is for rollouts that are not needed.
+        everything is for rollouts that are not needed; None: the objective says which ones are.
         """
-        rollouts = batch.generated if self.objective.credits_tokens else batch.trainable
+        if rollouts is None:
+            rollouts = batch.generated if self.objective.credits_tokens else batch.trainable
         mine = self._plan(batch, rollouts)[self._engine.rank]
         device = self._engine.device
-        scores = torch.zeros(len(names), len(batch.tokens.token_ids), device=device)
+        scores = torch.zeros(len(names), len(batch.tokens.token_ids), *shape, device=device)
         for members, micro in zip(mine, batch.microbatches(mine, device), strict=True):
             output = model(micro.token_ids, micro.position_ids, micro.mask | (micro.versions >= 0))
             if members:

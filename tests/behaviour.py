@@ -215,6 +215,7 @@ def learner_metrics():
         "group_lag_histogram": {"0": 1},
         "fractions": {"capped": 0.5},
         "reward_parts": {"task": 0.5},
+        "teacher_divergence": {"teacher": 0.5},
         "engines": {"engine-0": engine},
     }
     metrics.observe(TrainedBatch.from_dict(row))

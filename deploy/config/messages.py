@@ -108,7 +108,8 @@ def _without_choices(location: Location, root: type[BaseModel]) -> Location:
     for depth, part in enumerate(location):
         if model is None:
             return location[: depth + 1] if isinstance(part, int) else location[:depth]
-        model = section_of(model, part)
+        if isinstance(part, str):  # a number is the place in a list of sections
+            model = section_of(model, part)
     return location
 
 

@@ -27,7 +27,8 @@ def check_against_objective(config: RecipeKeys, traits: ObjectiveTraits) -> None
         raise InputError(dropping_refused("queues.filter_tied", reason))
     truncated = actors.top_p < 1 or actors.top_k > 0
     setting = behavior_comparison(learner, traits)
-    of_one_policy = traits.loss is not None and not traits.loss.off_policy
+    by_rewards = learner.policy_weight > 0
+    of_one_policy = by_rewards and traits.loss is not None and not traits.loss.off_policy
     if truncated and (setting or of_one_policy):
         use = (
             f"which learner.{setting} compares with"
@@ -39,7 +40,7 @@ def check_against_objective(config: RecipeKeys, traits: ObjectiveTraits) -> None
             f"behaviour policy, {use}; use top_p = 1.0 and top_k = -1, or the loss raft or dpo, "
             "which take rollouts of any policy"
         )
-    if "group_size" in traits.needs and config.prompts.group_size < 2:
+    if by_rewards and "group_size" in traits.needs and config.prompts.group_size < 2:
         setting = traits.needs["group_size"]
         raise InputError(
             f"learner.{setting} = {getattr(learner, setting)!r} compares the rollouts of a group, "
@@ -80,7 +81,8 @@ def check_batch(config: RecipeKeys) -> None:
 
 def _check_staleness(config: RecipeKeys, traits: ObjectiveTraits) -> None:
     stale, learner = config.queues.max_staleness, config.learner
-    if stale == 0 or config.queues.allow_uncorrected or corrects_off_policyness(learner, traits):
+    allowed = config.queues.allow_uncorrected or learner.policy_weight == 0
+    if stale == 0 or allowed or corrects_off_policyness(learner, traits):
         return
     ratio = (
         "learner.recompute_proximal = false"

@@ -80,6 +80,7 @@ class Processes:
             LearnerSpec(
                 config=config.objective,
                 model_path=context.inputs.model_path,
+                teachers=context.inputs.teachers,
                 seed=config.seed,
                 steps=config.steps,
                 earlier=earlier_sessions(context.directory, config),

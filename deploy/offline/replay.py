@@ -20,7 +20,7 @@ from rich.table import Table
 
 from actors.engines.model_folder import context_length
 from deploy.config.run_config import RunConfig
-from deploy.preflight.models import model_path
+from deploy.preflight.models import model_path, teacher_paths
 from deploy.runtime.console import Terminal
 from deploy.storage.run_directory import RunDirectory
 from deploy.storage.sessions import earlier_sessions, last_recipe
@@ -120,6 +120,7 @@ def train_again(
     spec = LearnerSpec(
         config=config.objective,
         model_path=model,
+        teachers=teacher_paths(config),
         seed=config.seed,
         steps=config.steps,
         earlier=earlier_sessions(directory, config, last=plan.end - 1),

@@ -13,6 +13,8 @@ WEIGHT = {"float32": 4, "bfloat16": 2}
 """Bytes of a weight, by the dtype of the model."""
 STEPPED, MOMENTS, GRADIENT = 4, 8, 4
 """Bytes of a trained weight that the optimizer steps, of its two moments and of its gradient."""
+SCORE = 8
+"""Bytes of a word that a teacher tells for a token: the word and its log-probability."""
 TOKEN = 13
 """Bytes of a token in the journal: id, log-probability, version (4 each), mask."""
 
@@ -34,6 +36,16 @@ def reference_weight_bytes(learner: LearnerConfig) -> int:
     kl = learner.kl
     soft = kl is not None and kl.refresh_every is not None and kl.refresh_mix < 1
     return WEIGHT["float32" if soft else learner.dtype]
+
+
+def teacher_score_bytes(config: RunConfig, longest: int, vocabulary: int) -> float:
+    """Return the bytes of what all teachers tell of a batch of rollouts of so many tokens."""
+    distillation, prompts = config.learner.distillation, config.prompts
+    if distillation is None:
+        return 0.0
+    tokens = prompts.groups_per_batch * prompts.group_size * longest
+    told = len(distillation.teachers) * max(1, min(distillation.top_k, vocabulary))
+    return float(SCORE * tokens * told)
 
 
 def checkpoint_bytes(learner: LearnerConfig, weights: int, adapters: int = 0) -> int:

@@ -8,6 +8,7 @@ import weakref
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cache, partial
+from pathlib import Path
 from typing import Any
 
 import psutil
@@ -87,6 +88,7 @@ class Sizes:
 
     policy: ModelSizes
     critic: ModelSizes | None
+    teachers: tuple[ModelSizes, ...] = ()
     served: EngineSizes
     longest: int
     """Tokens of the longest rollout, prompt included, as far as the recipe says."""
@@ -136,6 +138,11 @@ def measure(config: RunConfig, path: str) -> Sizes:
     if learner.critic is not None and not learner.critic.shared:
         batch = replace(batch, head=None, lora=learner.critic.lora)
         critic = measure_model(learner.critic.path or path, batch)
+    frozen = replace(batch, head=None, lora=None, activation_checkpointing=False)
+    teachers = tuple(
+        measure_model(str(Path(teacher.path).expanduser()), frozen)
+        for teacher in (learner.distillation.teachers if learner.distillation else ())
+    )
     context = actors.max_model_len or context_length(path)
     spec = EngineSpec(
         index=0, config=actors, weight_sync=config.weight_sync, model_path=path, seed=0
@@ -146,6 +153,7 @@ def measure(config: RunConfig, path: str) -> Sizes:
     return Sizes(
         policy=policy,
         critic=critic,
+        teachers=teachers,
         longest=longest,
         served=EngineSizes(
             itemsize=itemsize,

@@ -82,7 +82,7 @@ class Prediction:
 
 def predict(config: RunConfig, sizes: Sizes, capacity: Capacity) -> Prediction:
     """Predict the memory of a run; what is not known of the capacity is not compared."""
-    rank = learner_rank(config, sizes.policy, sizes.critic, capacity.gpu)
+    rank = learner_rank(config, sizes, capacity.gpu)
     actor = engine(config, sizes.policy, sizes.served, capacity.gpu)
     version = version_bytes(config, sizes.policy.parameters, sizes.policy.trained)
     nodes = tuple(_nodes(config, rank, actor, capacity.gpus, version))

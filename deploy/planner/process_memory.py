@@ -17,9 +17,10 @@ from deploy.planner.byte_counts import (
     STEPPED,
     WEIGHT,
     reference_weight_bytes,
+    teacher_score_bytes,
     version_bytes,
 )
-from deploy.planner.model_sizes import EngineSizes, ModelSizes
+from deploy.planner.model_sizes import EngineSizes, ModelSizes, Sizes
 from headway.roles import Role
 from learner.config.learner import LearnerConfig
 from learner.engine.gathering import BUCKET_ELEMENTS, live_elements, overlaps
@@ -99,13 +100,11 @@ def counted(number: int, noun: str) -> str:
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
-def learner_rank(
-    config: RunConfig, sizes: ModelSizes, critic: ModelSizes | None, card: float | None
-) -> Process:
+def learner_rank(config: RunConfig, sizes: Sizes, card: float | None) -> Process:
     """Return the ranks, on GPUs of `card` bytes; the first has two versions in turn to publish."""
-    learner = config.learner
-    loaded = _weights(learner, sizes)
-    models = [sizes] if critic is None else [sizes, critic]
+    learner, policy = config.learner, sizes.policy
+    loaded = _weights(learner, policy)
+    models = [policy] if sizes.critic is None else [policy, sizes.critic]
     held = _added([_states(learner, model) for model in models])
     step = {"step": sum(_step(learner, model.trained) for model in models)}
     stepped: Parts = {}
@@ -115,16 +114,21 @@ def learner_rank(
         step = {}
     if learner.holds_reference:
         held["reference"] = loaded * reference_weight_bytes(learner) / WEIGHT[learner.dtype]
+    scores = teacher_score_bytes(config, sizes.longest, sizes.served.vocabulary)
+    if sizes.teachers:
+        held["teachers"] = sum(_weights(learner, teacher) for teacher in sizes.teachers)
+        held["scores of teachers"] = scores
     training = held | _larger(step, _passing(learner, models))
     captured = _added([_captured(learner, model) for model in models])
-    version = version_bytes(config, sizes.parameters, sizes.trained)
+    captured |= {"batch with scores": 2 * scores} if scores else {}  # whole, and a minibatch
+    version = version_bytes(config, policy.parameters, policy.trained)
     first = {
         "versions": (3 if config.weight_sync.codec == "delta" else 2) * float(version),
         "checkpoint of the model": captured.pop("checkpoint of the model"),
     }
     if learner.kl is not None and learner.kl.refresh_every is not None:
         first["checkpoint of the reference"] = float(
-            reference_weight_bytes(learner) * sizes.parameters
+            reference_weight_bytes(learner) * policy.parameters
         )
     if not learner.gpus:
         host = {"libraries": LEARNER_BASE, **training, **stepped, **captured}
@@ -133,7 +137,8 @@ def learner_rank(
     host = {"libraries": LEARNER_BASE + GPU_BASE, **_larger(loading, stepped), **captured}
     device: dict[str, float] = {"CUDA": CONTEXT}
     if not config.weight_sync.staged:
-        copies = TRANSFERS[config.weight_sync.transport] * sizes.largest_tensor / sizes.parameters
+        transfers = TRANSFERS[config.weight_sync.transport]
+        copies = transfers * policy.largest_tensor / policy.parameters
         device["transfer"] = max(float(GIB), copies * version)
     device |= _larger(training, loading)
     note = ""

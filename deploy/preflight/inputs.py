@@ -36,11 +36,13 @@ from deploy.preflight.machine_checks import (
 )
 from deploy.preflight.models import (
     check_adapter,
+    check_teacher,
     check_workers,
     find_model,
     fingerprint_of_model,
     model_path,
     reward_model_paths,
+    teacher_paths,
 )
 from deploy.preflight.prompts import OpenedPrompts, open_prompts
 from deploy.storage.run_directory import RunDirectory
@@ -62,8 +64,10 @@ class Inputs:
     prompts: OpenedPrompts
     reward_models: tuple[str, ...] = ()
     """Folders or hub names of the models behind the reward `reward_model`; empty without it."""
+    teachers: tuple[str, ...] = ()
+    """Folders or hub names of the teachers of a distillation."""
     models: Mapping[str, str] = field(default_factory=dict)
-    """Fingerprints of the initial weights and of the reward models, by their role."""
+    """Fingerprints of the initial weights, reward models and teachers, by their role."""
 
 
 def check_scoring(config: RunConfig) -> None:
@@ -107,7 +111,7 @@ def check_objective(config: RunConfig) -> None:
 
 
 def _check_fit(config: RunConfig, inputs: Inputs) -> None:
-    """Compare engine, prompts, objective and reward models with the model."""
+    """Compare engine, prompts, objective, teachers and reward models with the model."""
     actors, path = config.actors, inputs.model_path
     check_workers(config, path)
     if actors.engine == "vllm":
@@ -115,8 +119,10 @@ def _check_fit(config: RunConfig, inputs: Inputs) -> None:
     check_prompts(config, inputs.prompts)
     check_objective(config)
     check_fit(path, actors, inputs.prompts.sample)
+    longest = actors.max_model_len or context_length(path)
+    for teacher in inputs.teachers:
+        check_teacher(teacher, path, longest)
     for judge in inputs.reward_models:
-        longest = actors.max_model_len or context_length(path)
         check_reward_model(judge, actors, longest, map(opening, inputs.prompts.sample))
 
 
@@ -224,18 +230,21 @@ def _load(config: RunConfig, resumed: RunDirectory | None) -> Inputs:
     path = model_path(config, is_new=resumed is None)
     check_model(path)
     reward_models = reward_model_paths(config, is_new=resumed is None)
+    teachers = teacher_paths(config)
     named = {"model": path, **{f"reward model {n}": p for n, p in enumerate(reward_models)}}
+    named |= {f"teacher {number}": folder for number, folder in enumerate(teachers)}
     models = {name: fingerprint_of_model(folder) for name, folder in named.items()}
     begun = resumed.path if resumed is not None and resumed.ledger.exists() else None
     with _in_time(config):
         prompts = open_prompts(config, model_path=path, begun=begun)
-    return Inputs(path, prompts, reward_models, models)
+    return Inputs(path, prompts, reward_models, teachers, models)
 
 
 @_foreign_code()
 def check_code(config: RunConfig) -> None:
     """Find all code that a recipe names, and check its options: `headway validate --strict`."""
     check_gpus(config, available=0)
+    teacher_paths(config)
     trackers.check(config.deploy.trackers)
     with _in_time(config):
         check_scoring(config)

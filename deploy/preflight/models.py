@@ -11,9 +11,12 @@ from typing import Any
 
 from actors.engines.model_folder import (
     attention_heads,
+    check_model,
     context_length,
     describe,
+    load_tokenizer,
     parallel_sizes,
+    vocabulary_size,
     weight_shapes,
 )
 from actors.sources.fingerprints import of_files
@@ -75,6 +78,40 @@ def reward_model_paths(config: RunConfig, *, is_new: bool = False) -> tuple[str,
         )
     refuse_another_origin(folder, reward_model_origin(config), REWARD_MODELS_ANEW, files=is_new)
     return tuple(str(path.absolute()) for path in members)
+
+
+def teacher_paths(config: RunConfig) -> tuple[str, ...]:
+    """Return the folders or hub names of the teachers, in the order of the recipe."""
+    distillation = config.learner.distillation
+    named = enumerate(distillation.teachers if distillation is not None else ())
+    setting = "learner.distillation.teachers[{}].path"
+    return tuple(find_model(one.path, setting=setting.format(number)) for number, one in named)
+
+
+def check_teacher(teacher: str, path: str, context: int) -> None:
+    """Refuse a teacher that cannot read what the model of `path` samples, `context` tokens long."""
+    check_model(teacher)
+    own, other = (load_tokenizer(model).get_vocab() for model in (path, teacher))
+    if differ := sorted(text for text in own | other if own.get(text) != other.get(text)):
+        shown = ", ".join(
+            f"{text!r} is {own.get(text, 'missing')} and {other.get(text, 'missing')}"
+            for text in differ[:3]
+        )
+        raise InputError(
+            f"the teacher {teacher!r} has another vocabulary than {path!r}, whose tokens it would "
+            f"score: {len(differ)} differ ({shown}); name a teacher with the same tokenizer"
+        )
+    words, known = (vocabulary_size(model) or len(own) for model in (path, teacher))
+    if known < words:
+        raise InputError(
+            f"the teacher {teacher!r} has {known:,} rows of embeddings, and {path!r} may sample "
+            f"{words:,} tokens; name a teacher with as many rows"
+        )
+    if (positions := context_length(teacher)) < context:
+        raise InputError(
+            f"the teacher {teacher!r} reads sequences of {positions:,} tokens, and engines make up "
+            f"to {context:,}; set actors.max_model_len = {positions}, or name another teacher"
+        )
 
 
 def check_adapter(lora: LoraConfig | None, path: str, *, section: str) -> None:

@@ -42,6 +42,9 @@ class Microbatch:
     reference_logprobs: Tensor | None = None  # [N] float32, where there is a reference
     values: Tensor | None = None  # [N] float32 at the start of the batch, where there is a critic
     returns: Tensor | None = None  # [N] float32, what the critic learns
+    teacher_logprobs: Tensor | None = None  # [N, T, K] float32, of T teachers where there are any
+    teacher_words: Tensor | None = None  # [N, T, K] int32, what they are of; None: of the tokens
+    teacher_shares: Tensor | None = None  # [N, T] float32, of each teacher in their mean
     origins: Tensor | None = None  # [N] int64, `off_policy.Origin` of the token's rollout
     units: Tensor | None = None  # [N] int64, `engine_comparison.Unit` of the token, −1: of none
 

@@ -8,6 +8,7 @@ from pydantic import AfterValidator, Field, field_validator, model_validator
 
 from headway.recipe_section import ResumeRule, Section
 from headway.registry import Entry, Registry
+from learner.config.distillation import DistillationConfig
 from learner.config.lora import ADAPTED, LoraConfig
 from learner.config.optimizer import OptimizerConfig
 from learner.config.traits import CORRECTIONS, ESTIMATORS, LOSSES, ObjectiveTraits
@@ -153,6 +154,7 @@ class ObjectiveConfig(Section):
     kl: KlConfig | None = None
     entropy: EntropyConfig | None = None
     critic: CriticConfig | None = None
+    distillation: DistillationConfig | None = None
     positive_nll: float = Field(default=0.0, ge=0)
     """Weight of the mean negative log-likelihood of the tokens of rollouts whose task gave a reward
     above `positive_reward` (VAPO); shaping does not count."""
@@ -226,6 +228,11 @@ class ObjectiveConfig(Section):
             return self.recompute_proximal
         owns_ratio = loss is None or (loss.owns_is and loss.anchor == "proximal")
         return self.steps_per_batch > 1 and owns_ratio
+
+    @property
+    def policy_weight(self) -> float:
+        """Weight of the policy loss in the loss; 0 where distillation stands alone."""
+        return 1.0 if self.distillation is None else self.distillation.policy_loss
 
     @property
     def bootstraps(self) -> bool:

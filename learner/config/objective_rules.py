@@ -50,6 +50,8 @@ def what_ties_teach(config: ObjectiveConfig, traits: ObjectiveTraits) -> str | N
         return 'learner.kl.placement = "reward", by which rollouts that earned the same differ'
     if config.process_rewards and advantage.takes_token_rewards:
         return "learner.process_rewards = true, by which turns may differ where sums do not"
+    if config.distillation is not None:
+        return "[learner.distillation], whose teachers tell of every rollout"
     if config.positive_nll:
         return f"learner.positive_nll = {config.positive_nll}, by which all that pass are imitated"
     return None
@@ -81,12 +83,14 @@ def behavior_comparison(config: ObjectiveConfig, traits: ObjectiveTraits) -> str
     """
     kl, loss = config.kl, traits.loss
     anchored = loss is not None and loss.anchor == "behavior"
-    if anchored or _weighs_by_behavior(config, loss):
+    if config.policy_weight and (anchored or _weighs_by_behavior(config, loss)):
         return "loss"
-    if config.corrections:
+    if config.policy_weight and config.corrections:
         return "correction"
-    in_kl = kl is not None and (kl.placement == "reward" or kl.form in RATIO_FORMS)
-    return "kl" if in_kl else None
+    if kl is not None and (kl.placement == "reward" or kl.form in RATIO_FORMS):
+        return "kl"
+    sampled = config.distillation is not None and config.distillation.top_k == 0
+    return "distillation" if sampled else None
 
 
 def _weighs_by_behavior(config: ObjectiveConfig, loss: LossTraits | None) -> bool:

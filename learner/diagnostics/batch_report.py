@@ -149,6 +149,8 @@ class BatchReport(OffPolicyFigures):
     """Mean over the optimizer steps, before clipping."""
     reference_kl: float | None = None
     """Nats a token, to the reference policy, over trained tokens."""
+    teacher_divergence: Mapping[str, float | None] | None = None
+    """Nats a token from each teacher, by its path, over the trained tokens that it teaches."""
     learning_rate: float | None = None
     """Rate of the batch's last optimizer step; None where the policy was not trained."""
     reward_parts: Mapping[str, float | None] | None = None

@@ -110,6 +110,7 @@ def batch_report(
         reward_parts={name: _mean(_finite(part)) for name, part in batch.reward_parts.items()},
         **vars(figures(sums.off_policy, passes=config.epochs)),
         reference_kl=None if kl is None else share(float(kl), trained),
+        teacher_divergence=_by_teacher(policy, config),
         critic=None if sums.critic is None else _critic_figures(totals, sums.critic),
         tokens_too_old=_too_old(batch, version, config.max_token_lag),
         engines=engine_comparison.figures(units, sums.units, passes=config.epochs) or None,
@@ -132,6 +133,15 @@ def _fractions(sums: PolicySums) -> dict[str, float | None]:
         "not_finite": share(masked_in - trained, masked_in),
         **{name: share(float(count), trained) for name, count in sorted(sums.counts.items())},
     }
+
+
+def _by_teacher(sums: PolicySums, config: LearnerConfig) -> dict[str, float | None] | None:
+    """Return the mean divergence from each teacher by its path; None without teachers."""
+    if sums.teachers is None or config.distillation is None:
+        return None
+    columns = zip(sums.teachers.divergence.tolist(), sums.teachers.tokens.tolist(), strict=True)
+    means = (share(total, tokens) for total, tokens in columns)
+    return dict(zip((one.path for one in config.distillation.teachers), means, strict=True))
 
 
 def _too_old(batch: TrainBatch, version: int, limit: int | None) -> int | None:

@@ -9,13 +9,14 @@ from torch import Tensor
 
 from learner.diagnostics.engine_comparison import UnitSums
 from learner.diagnostics.off_policy import OffPolicySums
+from learner.losses.distillation import TeacherSums
 from learner.losses.value_loss import CriticSums
 from learner.sums import Sums
 
 
 @dataclass(frozen=True, kw_only=True)
 class PolicySums(Sums):
-    """Sums over the tokens of a policy, each a scalar."""
+    """Sums over the tokens of a policy, each a scalar but for those of teachers."""
 
     loss: Tensor  # Σ token weights · loss: over a whole minibatch, its loss with penalties
     policy_loss: Tensor  # the same without penalties
@@ -25,6 +26,7 @@ class PolicySums(Sums):
     rejected: Tensor  # trained tokens that a correction rejects
     learned: Tensor  # tokens with a part in the loss
     reference_kl: Tensor | None  # nats, over trained tokens; None without a reference
+    teachers: TeacherSums | None  # None without teachers
     counts: Mapping[str, Tensor]
     """Tokens that losses and corrections clipped, capped or rejected, by their `stats`."""
 

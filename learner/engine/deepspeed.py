@@ -368,10 +368,16 @@ class PolicyEngine(DeepSpeedEngine):
     """A policy under DeepSpeed (a `TrainEngine`)."""
 
     def forward(
-        self, token_ids: Tensor, position_ids: Tensor, wanted: Tensor | None = None
+        self,
+        token_ids: Tensor,
+        position_ids: Tensor,
+        wanted: Tensor | None = None,
+        others: Tensor | None = None,
     ) -> Forward:
-        chosen = () if wanted is None else (wanted,)
-        return Forward(*self.outputs(token_ids, position_ids, *chosen))
+        chosen = [column for column in (wanted, others) if column is not None]
+        logprobs, entropies, *rest = self.outputs(token_ids, position_ids, *chosen)
+        of_others = None if others is None else rest.pop(0)
+        return Forward(logprobs, entropies, *rest, others=of_others)
 
     @torch.no_grad()
     def plain_logprobs(self, token_ids: Tensor, position_ids: Tensor) -> Tensor:

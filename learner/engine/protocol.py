@@ -24,6 +24,8 @@ class Forward(NamedTuple):
     """
     values_after: Tensor | None = None
     """[N] float32, of the state after each token, where the objective needs it."""
+    others: Tensor | None = None
+    """[N, K] float32 with gradient, log-probabilities of other tokens, where asked for."""
 
 
 class Trainable(Protocol):
@@ -97,11 +99,17 @@ class TrainEngine(Trainable, Protocol):
         """Device it computes on."""
 
     def forward(
-        self, token_ids: Tensor, position_ids: Tensor, wanted: Tensor | None = None
+        self,
+        token_ids: Tensor,
+        position_ids: Tensor,
+        wanted: Tensor | None = None,
+        others: Tensor | None = None,
     ) -> Forward:
         """Compute log-probabilities and entropies of the tokens [N] of a microbatch. Collective.
 
-        Where `wanted` [N] bool is false they are 0, and cost less. None: all are wanted.
+        Where `wanted` [N] bool is false they are 0, and cost less. None: all are wanted. `others`
+        [N, K] int64, only with `wanted`, are tokens that might stand in the place of each; their
+        log-probabilities are computed too.
         """
 
     def sum_over_ranks(self, values: Tensor) -> Tensor:

@@ -1,7 +1,11 @@
-"""The reference policy: frozen weights that the KL penalty and DPO compare with."""
+"""Frozen models that score what the policy sampled: its reference, and teachers.
+
+The KL penalty and DPO compare with the reference, and distillation with teachers.
+"""
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -103,6 +107,31 @@ class Reference:
                 write_parts(own / REMAINDERS, parts, rank=0, ranks=1)
 
         return write
+
+
+class Teacher(Reference):
+    """A frozen model that tells its likeliest words, or how likely it finds what was sampled."""
+
+    def __init__(self, policy: Policy, *, top_k: int, words: int, **how: Any) -> None:
+        """Freeze the policy; `how` are keywords of `Reference`.
+
+        It tells `top_k` of the first `words` of its vocabulary; 0: the sampled token alone.
+        """
+        super().__init__(policy, **how)
+        self.columns = ("teacher_logprobs", "teacher_words")[: 2 if top_k else 1]
+        """Names of what `scores` returns."""
+        self.told = min(top_k, words) or 1
+        """Words of each token, K."""
+        if top_k:
+            policy.likeliest = top_k, words
+
+    @torch.no_grad()
+    def scores(self, token_ids: Tensor, position_ids: Tensor, wanted: Tensor) -> Tensor:
+        """Return log-probabilities and the words that they are of, [·, N, K] float32."""
+        columns = (token_ids, position_ids, wanted)
+        outputs = self._run(*(column.to(self._device) for column in columns))
+        told = [column.view(len(token_ids), -1).float() for column in outputs]
+        return torch.stack(told[: len(self.columns)])
 
 
 def remainder_of(exact: Tensor, rounded: Tensor) -> Tensor:

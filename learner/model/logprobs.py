@@ -54,14 +54,39 @@ def chunked_logprobs(
     Args:
         hidden: [N, H] last hidden states; differentiable.
         weight: [V, H] of the language-model head; differentiable.
-        targets: [N] int64; `targets[i]` is the token that `hidden[i]` predicts.
+        targets: [N] or [N, K] int64; `targets[i]` are tokens that `hidden[i]` may predict.
         options: Temperature, chunk, and what is differentiated.
 
     Returns:
-        Log-probabilities [N] with gradient, and entropies [N] in nats, detached unless asked for.
+        Log-probabilities, of the shape of `targets`, with gradient, and entropies [N] in nats,
+        detached unless asked for.
     """
     result = _ChunkedLogprobs.apply(hidden, weight, targets, options)  # type: ignore[no-untyped-call]
     return cast("tuple[Tensor, Tensor]", result)
+
+
+@torch.no_grad()
+def likeliest_words(
+    hidden: Tensor, weight: Tensor, count: int, words: int, options: LogprobOptions
+) -> tuple[Tensor, Tensor]:
+    """Return the log-probabilities of the likeliest tokens, and these tokens, the first likeliest.
+
+    They are `count` of the first `words` of the vocabulary, or all of those, [N, K] each: float32
+    (float64 for float64 inputs) and int64. Log-probabilities are those of `chunked_logprobs`.
+    """
+    head, count = _Head(weight, options), min(count, words, len(weight))
+    dtype = torch.float64 if hidden.dtype == torch.float64 else torch.float32
+    logprobs = hidden.new_empty(len(hidden), count, dtype=dtype)
+    chosen = torch.empty_like(logprobs, dtype=torch.int64)
+    buffer = hidden.new_empty(min(options.chunk, len(hidden)), len(weight), dtype=dtype)
+    for at in _chunks(len(hidden), options.chunk):
+        logits = head.logits(hidden[at], out=buffer[: len(hidden[at])])
+        logits = bend(logits, options)
+        logits.sub_(logits.amax(-1, keepdim=True)).div_(options.temperature)
+        likeliest = logits[:, :words].topk(count)
+        logprobs[at] = likeliest.values - logits.logsumexp(-1, keepdim=True)
+        chosen[at] = likeliest.indices
+    return logprobs, chosen
 
 
 class _ChunkedLogprobs(torch.autograd.Function):
@@ -76,7 +101,8 @@ class _ChunkedLogprobs(torch.autograd.Function):
     ) -> tuple[Tensor, Tensor]:
         head = _Head(weight, options)
         dtype = torch.float64 if hidden.dtype == torch.float64 else torch.float32
-        logprobs, entropies, normalisers = hidden.new_empty(3, len(targets), dtype=dtype).unbind()
+        logprobs = hidden.new_empty(targets.shape, dtype=dtype)
+        entropies, normalisers = hidden.new_empty(2, len(targets), dtype=dtype).unbind()
         buffers = _buffers(hidden, weight, dtype, options)
         for at in _chunks(len(targets), options.chunk):
             if options.compiled:
@@ -237,10 +263,10 @@ def _sums_in_place(
     powers = torch.exp(shifted, out=buffer)
     total = powers.sum(-1)
     log_total = total.log()
-    logprobs = shifted.gather(-1, targets[:, None]).squeeze(-1) - log_total
+    chosen = shifted.gather(-1, targets.view(len(targets), -1)) - log_total[:, None]
     # A logit of −inf has probability 0 and adds nothing, but 0 · −inf is nan.
     expected = powers.mul_(shifted).nansum(-1)
-    return logprobs, log_total - expected / total, largest + log_total
+    return chosen.view_as(targets), log_total - expected / total, largest + log_total
 
 
 def _gradient_in_place(  # noqa: PLR0913  (what `word_gradient` takes, and a buffer)
@@ -257,13 +283,15 @@ def _gradient_in_place(  # noqa: PLR0913  (what `word_gradient` takes, and a buf
     slope = _slope(logits, options)
     scores = _shift(logits, options.temperature, by=normalisers)
     probabilities = torch.exp(scores, out=buffer)
-    gradient, *of_entropies = (column[:, None] / options.temperature for column in gradients)
-    pull = -gradient
+    gradient, *of_entropies = (
+        column.reshape(len(targets), -1) / options.temperature for column in gradients
+    )
+    pull = -gradient.sum(-1, keepdim=True)
     if of_entropies:
         pull = scores.add_(entropies[:, None]).mul_(-of_entropies[0]).add_(pull)
         pull.masked_fill_(probabilities == 0, 0.0)
     per_score = probabilities.mul_(pull)
-    per_score.scatter_add_(-1, targets[:, None], gradient)
+    per_score.scatter_add_(-1, targets.view(len(targets), -1), gradient)
     return per_score if slope is None else per_score.mul_(slope)
 
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from headway.errors import InputError, first_line
 from learner.config.learner import TinyModelConfig
 from learner.model.compilation import compile_blocks
-from learner.model.logprobs import LogprobOptions, chunked_logprobs
+from learner.model.logprobs import LogprobOptions, chunked_logprobs, likeliest_words
 from learner.model.packed_attention import BY_SEQUENCE, attend_packed
 from learner.model.rope import pin_rope
 from learner.model.shared_weights import is_shared, shape_of
@@ -74,23 +74,33 @@ class Policy(SequenceModel):
         self.value_head: nn.Linear | None = None
         self.values_after = False
         """Answer with values after each token too."""
+        self.likeliest: tuple[int, int] | None = None
+        """Answer with so many of the first words, by `likeliest_words`, and nothing else."""
 
     def forward(
-        self, token_ids: Tensor, position_ids: Tensor, wanted: Tensor | None = None
+        self,
+        token_ids: Tensor,
+        position_ids: Tensor,
+        wanted: Tensor | None = None,
+        others: Tensor | None = None,
     ) -> tuple[Tensor, ...]:
         """Compute the log-probability of every token given those before it in its sequence.
 
         `token_ids` [N] int64 are packed sequences, `position_ids` [N] int64 restart at 0 with each.
-        The head is applied for the tokens `wanted` [N] bool; None: all.
+        The head is applied for the tokens `wanted` [N] bool; None: all. `others` [N, K] int64 are
+        tokens that might stand in the place of each.
 
         Returns:
             Log-probabilities [N] float32 with gradient; the entropy of the distribution each token
-            was drawn from, [N] float32, with gradient if configured; and values [N] float32 if
-            there is a value head. Entries of first tokens are 0, and so are, except for values,
-            those of tokens that are not wanted. Then, with `values_after`, those values [N].
+            was drawn from, [N] float32, with gradient if configured; log-probabilities [N, K] of
+            `others` if given; and values [N] float32 if there is a value head. Entries of first
+            tokens are 0, and so are, except for values, those of tokens that are not wanted. Then,
+            with `values_after`, those values [N]. With `likeliest`, two tensors [N, K].
         """
         hidden = self.hidden_states(token_ids, position_ids)
         states, targets = hidden[:-1], token_ids[1:]
+        if others is not None:
+            targets = torch.cat([targets[:, None], others[1:]], dim=1)
         if wanted is not None:
             # Also if none is wanted: the loss must reach every parameter on every rank.
             chosen = wanted[1:].nonzero().squeeze(-1)
@@ -100,11 +110,17 @@ class Policy(SequenceModel):
         if bias is not None:  # as one more entry of hidden states, which is 1
             head = torch.cat([head, bias[:, None]], dim=1)
             states = nn.functional.pad(states, (0, 1), value=1.0)
-        scored = chunked_logprobs(states, head, targets, self.options)
-        outputs = [*scored]
+        if self.likeliest is not None:
+            outputs = [*likeliest_words(states, head, *self.likeliest, self.options)]
+        else:
+            outputs = [*chunked_logprobs(states, head, targets, self.options)]
+            if others is not None:
+                outputs = [outputs[0][:, 0], outputs[1], outputs[0][:, 1:]]
         if wanted is not None:
-            zeros = scored[0].new_zeros(len(hidden) - 1)
-            outputs = [zeros.index_copy(0, chosen, values) for values in scored]
+            outputs = [
+                values.new_zeros(len(hidden) - 1, *values.shape[1:]).index_copy(0, chosen, values)
+                for values in outputs
+            ]
         after = () if self.value_head is None else (self.value_head(hidden).squeeze(-1).float(),)
         outputs += [values[:-1] for values in after]
         before = tuple(before_each(values, position_ids) for values in outputs)
@@ -143,11 +159,13 @@ def _form_of_logits(config: Any) -> dict[str, Any]:
 
 
 def before_each(values: Tensor, position_ids: Tensor) -> Tensor:
-    """Shift values after each token but the last, [N − 1], to before each token, [N].
+    """Shift values after each token but the last, [N − 1] or [N − 1, K], to before each token.
 
     They are 0 before the first token of every sequence.
     """
-    return nn.functional.pad(torch.where(position_ids[1:] > 0, values, 0.0), (1, 0))
+    follows = (position_ids[1:] > 0).view(-1, *[1] * (values.dim() - 1))
+    zeros = values.new_zeros(1, *values.shape[1:])
+    return torch.cat([zeros, torch.where(follows, values, zeros)])
 
 
 def load_pretrained(

@@ -17,7 +17,7 @@ from torch.utils._pytree import tree_leaves
 def word_sums(
     products: Tensor, targets: Tensor, form: Sequence[float]
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Compute log-probabilities of targets [n], entropies [n] and normalisers [n], float32.
+    """Compute log-probabilities of targets [n] or [n, K], entropies [n], normalisers [n], float32.
 
     `products` [n, V] are those of hidden states and weights; float64 ones give float64.
     """
@@ -28,7 +28,7 @@ def word_sums(
 @word_sums.register_fake
 def _(products: Tensor, targets: Tensor, form: Sequence[float]) -> tuple[Tensor, Tensor, Tensor]:
     empty = products.new_empty(len(products), dtype=_wide(products))
-    return empty, torch.empty_like(empty), torch.empty_like(empty)
+    return empty.new_empty(targets.shape), empty, torch.empty_like(empty)
 
 
 @torch.library.custom_op("headway::word_gradient", mutates_args=())
@@ -42,7 +42,8 @@ def word_gradient(
 ) -> Tensor:
     """Compute the gradient [n, V] of `products`, in their dtype, from what `word_sums` returned.
 
-    `gradients` are those of the log-probabilities [n] and, if they have one, of the entropies [n].
+    `gradients` are those of the log-probabilities, of the shape of `targets`, and, if they have
+    one, of the entropies [n].
     """
     arguments = products, targets, normalisers, entropies, gradients, form
     result: Tensor = _compute(_gradient, *arguments)
@@ -78,8 +79,8 @@ def _sums(
     # A logit of −inf has probability 0 and adds nothing, but 0 · −inf is nan.
     expected = torch.where(shifted == -torch.inf, 0.0, powers * shifted).sum(-1) / total
     log_total = total.log()
-    logprobs = shifted.gather(-1, targets[:, None]).squeeze(-1) - log_total
-    return logprobs, log_total - expected, largest + log_total
+    logprobs = shifted.gather(-1, targets.view(len(targets), -1)) - log_total[:, None]
+    return logprobs.view(targets.shape), log_total - expected, largest + log_total
 
 
 def _gradient(
@@ -94,12 +95,16 @@ def _gradient(
     bent = _bent(products, form)
     scores = bent / temperature - normalisers[:, None]
     probabilities = scores.exp()
-    pull = gradients[0][:, None]
+    given = gradients[0].reshape(len(targets), -1)
+    pull = given.sum(-1, keepdim=True)
     if len(gradients) == 2:
         pull = pull + (scores + entropies[:, None]) * gradients[1][:, None]
         pull = torch.where(probabilities == 0, 0.0, pull)
-    words = torch.arange(products.shape[1], device=products.device)
-    drawn = torch.where(words == targets[:, None], gradients[0][:, None], 0.0)
+    if targets.dim() == 1:  # without a tensor of its own
+        words = torch.arange(products.shape[1], device=products.device)
+        drawn = torch.where(words == targets[:, None], given, 0.0)
+    else:
+        drawn = torch.zeros_like(scores).scatter_add(-1, targets, given)
     slope = scale * (1 - (bent / cap[0]).square()) if cap else scale
     return ((drawn - probabilities * pull) * (slope / temperature)).to(products.dtype)
 

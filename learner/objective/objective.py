@@ -22,6 +22,7 @@ from learner.corrections import importance_weights
 from learner.diagnostics.update_sums import ComparedTokens, PolicySums
 from learner.engine.protocol import Forward
 from learner.losses import LossInputs, TokenLoss, policy_loss
+from learner.losses.distillation import TeacherSums, distillation
 from learner.losses.kl import adapted_coefficient, kl_loss, kl_penalty
 from learner.losses.regularisers import (
     adapted_entropy_coefficient,
@@ -167,8 +168,10 @@ class Objective:
             config.corrections or "none", inputs, **config.correction_options
         )
         weights = micro.token_weights * torch.where(correction.keep, correction.weights, 0.0)
-        loss = own_loss = (weights * policy.per_token).sum()
+        loss = own_loss = config.policy_weight * (weights * policy.per_token).sum()
         counts, kl_sum, critic = {**policy.stats, **correction.stats}, None, None
+        pull, teachers = self._distillation(micro, inputs, out, counts)
+        loss = loss + pull
         if micro.reference_logprobs is not None:
             penalty, kl = self._kl_penalty(micro, inputs, out)
             loss, kl_sum = loss + penalty, kl.stats["kl"]
@@ -192,6 +195,7 @@ class Objective:
             rejected=rejected.sum(),
             learned=(trained if self._penalises else trained & ~rejected).sum(),
             reference_kl=kl_sum,
+            teachers=teachers,
             counts=counts,
         )
         assert micro.origins is not None
@@ -208,7 +212,22 @@ class Objective:
         config = self._config
         kl = config.kl is not None and config.kl.placement == "loss"
         shared = config.critic is not None and config.critic.shared
-        return kl or shared or bool(config.positive_nll) or self.entropy_coefficient > 0
+        others = kl or shared or config.distillation is not None or bool(config.positive_nll)
+        return others or self.entropy_coefficient > 0
+
+    def _distillation(
+        self, micro: Microbatch, inputs: LossInputs, out: Forward, counts: dict[str, Tensor]
+    ) -> tuple[Tensor, TeacherSums | None]:
+        """Return the divergence from the teachers, weighed for the loss; add to the counts."""
+        config, logprobs = self._config.distillation, micro.teacher_logprobs
+        if config is None or logprobs is None:
+            return out.logprobs.new_zeros(()), None
+        shares = micro.teacher_shares
+        assert shares is not None
+        own = None if out.others is None else out.others.view_as(logprobs)
+        term = distillation(config, inputs, logprobs, shares, own)
+        counts["teacher_not_finite"] = term.not_finite
+        return config.coefficient * (micro.token_weights * term.per_token).sum(), term.sums
 
     def _kl_penalty(
         self, micro: Microbatch, inputs: LossInputs, out: Forward

@@ -16,13 +16,14 @@ from learner.diagnostics.batch_report import BatchReport
 from learner.diagnostics.trained_log import note_trained
 from learner.engine import checkpoint
 from learner.engine.deepspeed import DeepSpeedEngine, PolicyEngine, shared_reference, sharing
-from learner.engine.reference import REFERENCE_FOLDER, Reference
+from learner.engine.reference import REFERENCE_FOLDER, Reference, Teacher
 from learner.model.compilation import start_compiler
 from learner.model.hf_names import HuggingFaceNames
 from learner.model.logprobs import LogprobOptions
 from learner.model.lora import add_adapter, base_of, check_base, read_adapter
-from learner.model.policy import load_policy
+from learner.model.policy import Policy, load_policy
 from learner.model.scalar_model import load_scalar_model
+from learner.model.shared_weights import shape_of
 from learner.ranks.spec import LearnerSpec
 from learner.update import Updater
 from queues.records import Payload
@@ -83,7 +84,13 @@ class Rank:
         self.critic = self._critic()
         saved = Path(spec.checkpoint) if spec.checkpoint else None
         self.reference = self._reference(saved) if config.holds_reference else None
-        self.updater = Updater(self.engine, config, critic=self.critic, reference=self.reference)
+        self.updater = Updater(
+            self.engine,
+            config,
+            critic=self.critic,
+            reference=self.reference,
+            teachers=self._teachers(),
+        )
         self._settings_now = config, spec.steps
         self.state: checkpoint.State | None = None
         if saved is not None:
@@ -151,16 +158,28 @@ class Rank:
         folder = saved / REFERENCE_FOLDER if saved else None
         folder = folder if folder is not None and folder.exists() else None
         first = (config.kl.reference if config.kl else None) or self.spec.model_path
+        policy, how = self._frozen(str(folder or first))
+        return Reference(policy, origin=first, saved=folder, **how)
+
+    def _frozen(self, path: str) -> tuple[Policy, dict[str, Any]]:
+        """Load a model that is not trained; return it, and keywords of `Reference` for it."""
         model = {**self._model, "activation_checkpointing": False}
-        with sharing(config.zero_stage, config.ranks_of_node):
-            policy = load_policy(str(folder or first), self._options, **model)
-        return Reference(
-            policy,
-            device=self.engine.device,
-            origin=first,
-            saved=folder,
-            shared=shared_reference if self.engine.gathers else None,
-        )
+        with sharing(self.config.zero_stage, self.config.ranks_of_node):
+            policy = load_policy(path, self._options, **model)
+        shared = shared_reference if self.engine.gathers else None
+        return policy, {"device": self.engine.device, "shared": shared}
+
+    def _teachers(self) -> list[Teacher]:
+        """Load the teachers, which tell words that the policy has."""
+        config = self.config.distillation
+        if config is None:
+            return []
+        words, _ = shape_of(self.engine.module.model.get_output_embeddings().weight)
+        teachers = []
+        for path in self.spec.teachers:
+            policy, how = self._frozen(path)
+            teachers.append(Teacher(policy, top_k=config.top_k, words=words, origin=path, **how))
+        return teachers
 
     def update(self, payloads: Sequence[Payload], version: int) -> BatchReport:
         """Train a batch of encoded groups; return figures over all ranks. Collective."""

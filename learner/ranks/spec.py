@@ -24,6 +24,8 @@ class LearnerSpec:
     config: LearnerConfig
     model_path: str
     """Model folder or hub name: the tokenizer, and the weights unless there is a checkpoint."""
+    teachers: tuple[str, ...] = ()
+    """Model folders or hub names of the teachers, in the order of the settings."""
     seed: int
     """Seed of Python, NumPy and torch in each rank; a checkpoint restores the random state."""
     steps: int

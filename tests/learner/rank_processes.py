@@ -133,7 +133,7 @@ def frozen(rank):
     }
 
 
-def gradients(model_path, objectives, layouts, version=0):
+def gradients(model_path, objectives, layouts, version=0, teachers=()):
     """Return gradients, statistics and stepped elements of one batch under each objective.
 
     By the objective's name, and ZeRO stage and microbatch budget of the layout.
@@ -142,7 +142,7 @@ def gradients(model_path, objectives, layouts, version=0):
     for name, settings in objectives.items():
         for stage, budget in layouts:
             config = settings_of(zero_stage=stage, microbatch_tokens=budget, **settings)
-            rank = load_rank(model_path, config)
+            rank = load_rank(model_path, config, teachers=teachers)
             before = frozen(rank)
             groups = random_groups(count=5, size=3, version=version)
             statistics = rank.updater.update(groups, version).to_dict()

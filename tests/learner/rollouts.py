@@ -110,13 +110,17 @@ class TinyPolicy(nn.Module):
             self.embedding = nn.Embedding(VOCABULARY, 6, dtype=dtype)
             self.head = nn.Linear(6, VOCABULARY, bias=False, dtype=dtype)
 
-    def forward(self, token_ids, position_ids, *, entropy_gradient=False):
+    def states(self, token_ids, position_ids):
+        """Return what the head is applied to, [N, 6]."""
         embedded = self.embedding(token_ids)
         states, state = [], torch.zeros_like(embedded[0])
         for position, vector in zip(position_ids.tolist(), embedded, strict=True):
             state = vector if position == 0 else 0.5 * state + vector
             states.append(state)
-        hidden = torch.tanh(torch.stack(states))
+        return torch.tanh(torch.stack(states))
+
+    def forward(self, token_ids, position_ids, *, entropy_gradient=False):
+        hidden = self.states(token_ids, position_ids)
         logprobs, entropy = chunked_logprobs(
             hidden[:-1],
             self.head.weight,

@@ -28,6 +28,7 @@ def batch(**changes):
         "fractions": {"capped": 0.125, "rejected": None},
         "learning_rate": 1e-4,
         "reward_parts": {"style": 0.25, "judge": None},
+        "teacher_divergence": {"~/teacher": 0.75, "other": None},
         "engines": {
             "engine-0": engine(mismatch_fresh=1e-6, tokens_fresh=7),
             "engine-1": engine(mismatch_fresh=None, tokens_fresh=0),
@@ -63,6 +64,8 @@ def test_counts_add_up_over_batches_and_figures_are_the_newest():
     assert value("learning_rate") == 1e-4
     assert value("reward_part", part="style") == 0.25
     assert value("reward_part", part="judge") is None
+    assert value("teacher_divergence", teacher="~/teacher") == 0.75
+    assert value("teacher_divergence", teacher="other") is None
     assert value("mismatch_fresh", engine="engine-0") == 1e-6
     assert value("mismatch_fresh", engine="engine-1") is None
     assert value("learner_seconds_total", phase="wait") == 2

@@ -38,6 +38,7 @@ def test_parts_of_an_override_s_key_may_be_quoted_as_in_toml(quote):
     assert load_recipe("demo", overrides).actors.reward_options == {score: {"port": 8}}
 
 
+DISTILLED = "learner.distillation.teachers=["
 REFUSED = [
     ("learner.lerning_rate=1", "learner.lerning_rate: unknown key; did you mean 'learning_rate'?"),
     ("learner.lr=1", "learner.lr: unknown key; did you mean 'learning_rate'?"),
@@ -101,6 +102,10 @@ REFUSED = [
     ("queues.lease_seconds=1", "queues: lease_seconds = 1 must be at least twice"),
     ("learner.correction=tis", "would count it twice"),
     ("model.path=x", "give either path"),
+    (DISTILLED + "{pth='t'}]", "teachers.0.pth: unknown key; did you mean 'path'?"),
+    (DISTILLED + "'t']", 'learner.distillation.teachers.0 = "t": must be a section of keys'),
+    (DISTILLED + "{path='t',weight=0}]", "teachers.0.weight = 0: must be greater than 0"),
+    (DISTILLED + "]", "learner.distillation.teachers = []: must be at least 1 entries"),
     ("model.tiny.kv_heads=3", "heads (4) must be a multiple of kv_heads (3)"),
     ("steps", "--set 'steps': write key=value"),
     ("steps.deep=1", "'steps' is a value, not a section"),
@@ -216,6 +221,7 @@ RAFT = ("learner.advantage=reinforce", "learner.loss=raft", 'learner.loss_option
 LONE = "prompts.group_size=1"
 MINIBATCHES = ("learner.minibatches=17", "learner.correction=tis")
 CUT = ("actors.top_p=0.9", "queues.max_staleness=0")
+ALONE = (DISTILLED + "{path='t'}]", "learner.distillation.policy_loss=0")
 PROXIMAL = "learner.recompute_proximal=true"
 
 
@@ -229,6 +235,7 @@ PROXIMAL = "learner.recompute_proximal=true"
         (CUT, "which learner.loss compares with"),
         ((*CUT, "learner.loss=reinforce", "learner.correction=tis"), "learner.correction compares"),
         ((*CUT, "learner.loss=reinforce", 'learner.kl={form="ratio_k1"}'), "learner.kl compares"),
+        ((*CUT, *ALONE, "learner.distillation.top_k=0"), "learner.distillation compares with"),
         ((*CUT, "learner.loss=reinforce"), "and learner.loss = 'reinforce' is of the whole one"),
         ((*CUT, "learner.loss=ppo", PROXIMAL), "and learner.loss = 'ppo' is of the whole one"),
         ((*CUT, "learner.loss=grpo", PROXIMAL, "actors.top_k=5"), "loss = 'grpo' is of the whole"),
@@ -243,6 +250,12 @@ def test_rollouts_of_any_policy_may_be_sampled_from_the_most_probable_tokens():
     chosen = ["learner.loss=raft", "learner.advantage=best_of_n", "learner.correction=none"]
     config = load_recipe("demo", ["actors.top_p=0.9", "actors.top_k=5", *chosen])
     assert (config.actors.top_p, config.actors.top_k) == (0.9, 5)
+
+
+def test_distillation_alone_asks_nothing_of_rewards_and_of_who_sampled():
+    free = ["learner.loss=reinforce", "prompts.group_size=1", "queues.max_staleness=4"]
+    config = load_recipe("demo", ["actors.top_p=0.9", *free, *ALONE])
+    assert config.learner.policy_weight == 0
 
 
 DROPS = ["queues.filter_tied", "learner.drop_tied"]
@@ -265,6 +278,7 @@ def test_tied_groups_are_never_left_out_where_they_hold_a_signal(setting, name):
     [
         (['learner.kl={placement="reward"}'], 'learner.kl.placement = "reward", by which'),
         (["learner.process_rewards=true"], "learner.process_rewards = true, by which turns"),
+        ([ALONE[0]], "[learner.distillation], whose teachers tell of every rollout"),
         (["learner.positive_nll=0.1"], "learner.positive_nll = 0.1, by which all that pass are"),
         (
             ["learner.advantage=best_of_n", "learner.advantage_options={min_reward=0.5}"],

@@ -197,6 +197,28 @@ def test_an_adapter_takes_states_versions_and_checkpoints_of_its_own_size_and_no
     assert predict(own, sizes, Capacity()).processes[0].device["reference"] == 2 * BILLION
 
 
+@pytest.mark.parametrize(("stage", "share"), [(1, 1), (3, 4)])
+def test_teachers_of_any_size_have_their_weights_and_what_they_tell_of_a_batch(stage, share):
+    large = replace(MODEL, parameters=7 * BILLION)
+    layout = ("learner.ranks=4", f"learner.zero_stage={stage}")
+    named = "learner.distillation.teachers=[{path='a'},{path='b'}]"
+    sizes = replace(SIZES, teachers=(MODEL, large))
+    rank, _ = predict(recipe(*layout, named), sizes, Capacity()).processes
+    plain, _ = predict(recipe(*layout), SIZES, Capacity()).processes
+    scores = 8 * 64 * 2048 * plain_rollouts()
+    assert rank.device["teachers"] == 8 * 2 * BILLION / share
+    assert total(rank.device) - total(plain.device) == 8 * 2 * BILLION / share + 2 * scores
+    assert total(rank.host) - total(plain.host) == 2 * 2 * scores
+    whole = recipe(*layout, named, "learner.distillation.top_k=10000")
+    told = predict(whole, sizes, Capacity()).processes[0].device["scores of teachers"]
+    assert told == 2 * scores / 64 * SERVED.vocabulary
+
+
+def plain_rollouts():
+    prompts = recipe().prompts
+    return prompts.groups_per_batch * prompts.group_size
+
+
 @pytest.mark.parametrize(
     ("gpus", "overrides", "engines"),
     [(8, (), 4), (8, ("actors.count=3",), 3), (6, (), 2), (4, (), 0), (None, (), 0),

@@ -16,10 +16,13 @@ from deploy.preflight.machine_checks import (
     check_descriptors,
     check_machine,
 )
-from deploy.preflight.models import model_path, warm_start_origin
+from deploy.preflight.models import fingerprint_of_model, model_path, warm_start_origin
 from deploy.storage.atomic_folder import ORIGIN_FILE
 from headway.errors import InputError
 from weight_sync.open_files import MOST
+
+LETTERS = "0123456789+-=,abcdefghijklmnopqr"
+"""Characters of `tiny_model`."""
 
 
 def recipe(tmp_path, *overrides):
@@ -388,6 +391,40 @@ def test_every_model_that_the_learner_loads_is_looked_for_and_must_not_be_quanti
         load_inputs(config)
     with pytest.raises(InputError, match=rf"{setting} = './wrong': there is no such folder"):
         load_inputs(recipe(tmp_path, *settings, f"{setting}=./wrong"))
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"characters": LETTERS[:-1]}, "another vocabulary .* 1 differ .'r' is 34 and missing"),
+        ({"characters": LETTERS[::-1]}, "another vocabulary .* 32 differ"),
+        ({"context": 100}, "reads sequences of 100 tokens, .* set actors.max_model_len = 100"),
+        ({"config": {"quantization_config": {"quant_method": "fp8"}}}, "quantised weights"),
+        ({"config": {"vocab_size": 20}}, "has 20 rows of embeddings, and .* may sample 35 tokens"),
+        ({"config": {"vocab_size": 40}}, None),
+        ({"layers": 1, "hidden_size": 16, "config": {}}, None),
+        (None, r"teachers\.0\.path = '~/teacher': there is no such folder"),
+    ],
+)
+def test_a_teacher_must_read_what_the_policy_samples(
+    tmp_path, tiny_model, build_model, monkeypatch, changed, message
+):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    folder = tmp_path / "teacher"
+    if changed is not None:
+        changes = {"characters": LETTERS, "context": 256, **changed}
+        described = changes.pop("config", {})
+        build_model(folder=folder, **changes)
+        config = json.loads((folder / "config.json").read_text())
+        (folder / "config.json").write_text(json.dumps(config | described))
+    teacher = "learner.distillation.teachers=[{path='~/teacher'}]"
+    if message is None:
+        inputs = opened(tmp_path, tiny_model, teacher)
+        assert inputs.teachers == (str(folder),)
+        assert inputs.models["teacher 0"] == fingerprint_of_model(str(folder))
+    else:
+        with pytest.raises(InputError, match=message):
+            opened(tmp_path, tiny_model, teacher)
 
 
 def test_a_warm_start_of_another_adapter_is_refused_for_a_new_run(tmp_path):

@@ -9,6 +9,9 @@ from learner.config.supervised import SftConfig
 
 MUON = {"optimizer": "muon"}
 OWN_CRITIC = {"advantage": "gae", "loss": "ppo"}
+ONE = {"path": "t"}
+TEACHER = {"teachers": [ONE]}
+FORWARD = {"divergence": "forward_kl", "top_k": 0}
 
 
 @pytest.mark.parametrize(
@@ -28,6 +31,12 @@ OWN_CRITIC = {"advantage": "gae", "loss": "ppo"}
         ({"zero_node_ranks": 8, "ranks": 16}, "it needs zero_stage = 3, which shares out weights"),
         ({"zero_node_ranks": 8, "ranks": 12, "zero_stage": 3}, "such as ranks = 16; or leave it"),
         ({"keep_checkpoints": 0}, "greater than or equal to 1"),
+        ({"distillation": {"teachers": []}}, "at least 1 item"),
+        ({"distillation": TEACHER | {"coefficient": 0}}, "greater than 0"),
+        ({"distillation": TEACHER | {"beta": 1.0}}, "less than 1"),
+        ({"distillation": {"teachers": [ONE, ONE]}}, "teachers has t more than once"),
+        ({"distillation": TEACHER | FORWARD}, 'set top_k to 1 or more, or divergence = "reverse_'),
+        ({"distillation": TEACHER, "drop_tied": True}, "whose teachers tell of every rollout"),
     ],
 )
 def test_a_combination_that_cannot_work_is_refused(settings, message):

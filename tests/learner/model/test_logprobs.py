@@ -6,7 +6,12 @@ import pytest
 import torch
 
 from learner.model import logprobs
-from learner.model.logprobs import LogprobOptions, chunked_logprobs, on_tensor_cores
+from learner.model.logprobs import (
+    LogprobOptions,
+    chunked_logprobs,
+    likeliest_words,
+    on_tensor_cores,
+)
 
 
 def chunked(hidden, weight, targets, **options):
@@ -92,12 +97,48 @@ def test_no_tokens_give_no_results():
     assert chunked(hidden, weight, targets, temperature=1.0, chunk=4)[0].shape == (0,)
 
 
+# Several words in the place of each token.
+
+
+@pytest.mark.parametrize("form", FORMS, ids=str)
+@pytest.mark.parametrize("both", [False, True], ids=["logprobs", "and entropies"])
+def test_several_targets_of_a_token_are_each_scored_as_if_they_were_alone(form, both):
+    hidden, weight, targets = random_problem()
+    several = torch.stack([targets, targets, (targets + 5) % 13, targets.flip(0)], dim=1)
+    upstream = torch.linspace(-1, 2, several.numel(), dtype=torch.float64).view_as(several)
+    options = {"temperature": 0.6, "chunk": 4, "entropy_gradient": both}
+    scores, entropy = chunked(hidden, weight, several, **options, **form)
+    alone = [plain(hidden, weight, column, 0.6, **form) for column in several.unbind(1)]
+    torch.testing.assert_close(scores, torch.stack([column for column, _ in alone], dim=1))
+    loss = (scores * upstream).sum() - both * entropy.sum()
+    expected = sum((s * up).sum() for (s, _), up in zip(alone, upstream.unbind(1), strict=True))
+    torch.testing.assert_close(
+        torch.autograd.grad(loss, (hidden, weight)),
+        torch.autograd.grad(expected - both * alone[0][1].sum(), (hidden, weight)),
+    )
+
+
+@pytest.mark.parametrize("form", FORMS, ids=str)
+@pytest.mark.parametrize(("count", "words"), [(1, 13), (4, 13), (13, 13), (4, 7), (50, 9)])
+def test_the_likeliest_words_are_those_of_the_whole_matrix(form, count, words):
+    hidden, weight, _ = random_problem()
+    every = torch.arange(13).expand(11, 13)
+    scores, _ = chunked(hidden, weight, every, temperature=0.6, chunk=4, **form)
+    expected = scores[:, :words].topk(min(count, words))
+    options = LogprobOptions(temperature=0.6, chunk=4, **form)
+    logprobs, chosen = likeliest_words(hidden, weight, count, words, options)
+    torch.testing.assert_close(logprobs, expected.values.detach())
+    assert torch.equal(chosen, expected.indices)
+
+
 # Entropies with a gradient.
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
-def test_gradients_of_both_results_agree_with_finite_differences(temperature):
+@pytest.mark.parametrize("several", [False, True])
+def test_gradients_of_both_results_agree_with_finite_differences(temperature, several):
     hidden, weight, targets = random_problem(n=5, h=3, v=4)
+    targets = torch.stack([targets, targets.flip(0), targets], dim=1) if several else targets
 
     def both(states, head):
         return chunked(

@@ -34,10 +34,10 @@ def results(hidden, weight, targets, **options):
     inputs = [tensor.clone().requires_grad_() for tensor in (hidden, weight)]
     options = LogprobOptions(chunk=8, **options)
     scores, entropies = chunked_logprobs(*inputs, targets, options)
-    upstream = torch.linspace(-1, 2, len(targets), dtype=scores.dtype)
-    loss = (scores * upstream).sum()
+    upstream = torch.linspace(-1, 2, targets.numel(), dtype=scores.dtype)
+    loss = (scores * upstream.view_as(scores)).sum()
     if options.entropy_gradient:
-        loss = loss + (entropies * upstream.flip(0)).sum()
+        loss = loss + (entropies * upstream[: len(targets)].flip(0)).sum()
     return [scores.detach(), entropies.detach(), *torch.autograd.grad(loss, inputs)]
 
 
@@ -56,9 +56,12 @@ FORMS = [
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("several", [False, True])
 @pytest.mark.parametrize("options", FORMS, ids=str)
-def test_compiled_sums_equal_those_in_place_in_float32(options):
-    inputs = problem(torch.float32)
+def test_compiled_sums_equal_those_in_place_in_float32(options, several):
+    hidden, weight, targets = problem(torch.float32)
+    targets = torch.stack([targets, targets.flip(0), targets], dim=1) if several else targets
+    inputs = hidden, weight, targets
     compiled, plain = (results(*inputs, compiled=way, **options) for way in (True, False))
     exact = results(*(column.double() for column in inputs[:2]), inputs[2], **options)
     for mine, theirs, judge in zip(compiled, plain, exact, strict=True):

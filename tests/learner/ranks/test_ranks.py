@@ -217,6 +217,24 @@ def test_every_kind_of_objective_has_one_gradient(
     assert found["fractions"] == pytest.approx(expected["fractions"])
 
 
+@pytest.mark.slow
+def test_distillation_has_one_gradient_with_teachers_of_other_sizes(model_path, build_model):
+    teachers = (build_model(seed=5, layers=1), build_model(seed=6, hidden_size=16))
+    named = [{"path": path, "weight": weight} for path, weight in zip("ab", (1, 3), strict=True)]
+    objectives = {
+        "likeliest": {"distillation": {"teachers": named, "top_k": 4}},
+        "whole": {"distillation": {"teachers": named, "top_k": 99, "divergence": "jsd"}},
+        "sampled": {"distillation": {"teachers": named, "top_k": 0, "policy_loss": 0.0}},
+    }
+    found = by_ranks(gradients, model_path, objectives, LAYOUTS, 1, teachers)
+    for (_, name, *_), ([gradient], figures, _) in found.items():
+        [reference], expected, _ = found[1, name, *LAYOUTS[0]]
+        assert float((gradient - reference).norm() / reference.norm()) < 1e-6
+        for figure in ("loss", "teacher_divergence"):
+            assert figures[figure] == pytest.approx(expected[figure], rel=1e-5)
+        assert min(expected["teacher_divergence"].values()) > 1e-3
+
+
 @pytest.fixture(scope="module", params=[1, 2])
 def interrupted_with_models(model_path, tmp_path_factory, request):
     folder = tmp_path_factory.mktemp("models")
