@@ -84,7 +84,7 @@ def teacher_paths(config: RunConfig) -> tuple[str, ...]:
     """Return the folders or hub names of the teachers, in the order of the recipe."""
     distillation = config.learner.distillation
     named = enumerate(distillation.teachers if distillation is not None else ())
-    setting = "learner.distillation.teachers[{}].path"
+    setting = "learner.distillation.teachers.{}.path"
     return tuple(find_model(one.path, setting=setting.format(number)) for number, one in named)
 
 

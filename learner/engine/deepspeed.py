@@ -375,9 +375,9 @@ class PolicyEngine(DeepSpeedEngine):
         others: Tensor | None = None,
     ) -> Forward:
         chosen = [column for column in (wanted, others) if column is not None]
-        logprobs, entropies, *rest = self.outputs(token_ids, position_ids, *chosen)
-        of_others = None if others is None else rest.pop(0)
-        return Forward(logprobs, entropies, *rest, others=of_others)
+        outputs = [*self.outputs(token_ids, position_ids, *chosen)]
+        of_others = None if others is None else outputs.pop(2)
+        return Forward(*outputs)._replace(others=of_others)
 
     @torch.no_grad()
     def plain_logprobs(self, token_ids: Tensor, position_ids: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""A whole run that distils two teachers of other sizes, alone, on two ranks, and goes on."""
+"""A whole run that distils two teachers of other sizes, without rewards, and goes on."""
 
 import shutil
 
@@ -19,7 +19,7 @@ def run(headway, build_model):
         )
     headway.finish(
         "distilled", "steps=4", "prompts.group_size=1", "prompts.groups_per_batch=4",
-        "learner.ranks=2", "learner.zero_stage=3", "learner.learning_rate=3e-2",
+        "learner.zero_stage=3", "learner.learning_rate=3e-2",
         "learner.distillation.teachers=[{path='narrow'},{path='wide',weight=3}]",
         "learner.distillation.policy_loss=0", "learner.distillation.top_k=8",
     )  # fmt: skip

@@ -219,7 +219,8 @@ def test_every_kind_of_objective_has_one_gradient(
 
 @pytest.mark.slow
 def test_distillation_has_one_gradient_with_teachers_of_other_sizes(model_path, build_model):
-    teachers = (build_model(seed=5, layers=1), build_model(seed=6, hidden_size=16))
+    far = {"initializer_range": 0.3}
+    teachers = build_model(seed=5, layers=1, **far), build_model(seed=6, hidden_size=16, **far)
     named = [{"path": path, "weight": weight} for path, weight in zip("ab", (1, 3), strict=True)]
     objectives = {
         "likeliest": {"distillation": {"teachers": named, "top_k": 4}},
@@ -231,8 +232,8 @@ def test_distillation_has_one_gradient_with_teachers_of_other_sizes(model_path, 
         [reference], expected, _ = found[1, name, *LAYOUTS[0]]
         assert float((gradient - reference).norm() / reference.norm()) < 1e-6
         for figure in ("loss", "teacher_divergence"):
-            assert figures[figure] == pytest.approx(expected[figure], rel=1e-5)
-        assert min(expected["teacher_divergence"].values()) > 1e-3
+            assert figures[figure] == pytest.approx(expected[figure], rel=1e-5, abs=1e-6)
+        assert min(expected["teacher_divergence"].values()) > 1e-2
 
 
 @pytest.fixture(scope="module", params=[1, 2])
