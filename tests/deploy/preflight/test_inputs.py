@@ -251,6 +251,10 @@ def test_a_missing_model_folder_is_named_and_a_home_folder_is_expanded(tmp_path,
         ("actors.environment_options.x=1", "actors.environment = .* has no option x"),
         ("actors.gpus=1", "learner.gpus is not set beside actors.gpus = 1"),
         ("learner.gpus=0.5", "actors.gpus is not set beside learner.gpus = 0.5"),
+        (
+            "learner.distillation.teachers=[{path='./none'}]",
+            r"learner\.distillation\.teachers\.0\.path = './none': there is no such folder",
+        ),
     ],
 )
 def test_what_a_recipe_names_is_checked_under_its_own_key(setting, named):
