@@ -12,6 +12,7 @@ from actors.vllm_options import check_vllm_options
 from headway.cpu_cores import Cores
 from headway.nearest_name import nearest
 from headway.recipe_section import Resumable, ResumeRule, Section
+from queues.policy.curriculum import CurriculumConfig
 
 
 def _checked_rewards(names: tuple[str, ...]) -> tuple[str, ...]:
@@ -360,6 +361,9 @@ class PromptsConfig(Section):
     issued again in later epochs. None issues every prompt in every epoch."""
     pass_threshold: float = 1.0
     """Reward from which a rollout passes, without penalties for its length."""
+    curriculum: CurriculumConfig | None = None
+    """Curriculum by success: prompts that sometimes pass are issued more often than those that
+    always or never do, beside the weights over time of a mixture's parts. None: all alike."""
     on_change: Resumable[Literal["refuse", "new_epoch"]] = "refuse"
     """Behaviour of a resumed run if its prompts or held-out problems are not those of its last
     session any more: refuse, or leave the epoch and begin a new one of the present prompts, in

@@ -9,6 +9,7 @@ from pydantic import Field, model_validator
 from headway.errors import InputError
 from headway.recipe_section import MAY_CHANGE, ResumeRule, Section
 from queues.policy.admission import Bounds, OnOverdue
+from queues.policy.curriculum import CurriculumConfig
 
 ADMITTED = ResumeRule("results in its ledger were admitted by it")
 ONLY_RAISED = ResumeRule(
@@ -33,6 +34,10 @@ class RunSpec:
     is no cap."""
     pass_threshold: float = 1.0
     """Task reward from which a rollout passes."""
+    curriculum: CurriculumConfig | None = None
+    """Weights of prompts by their pass rates; None issues every prompt."""
+    seed: int = 0
+    """Seed of the curriculum's decisions."""
     backup: Path | None = None
     """Folder of a copy of ledger and journal (`queues.storage.backup`); None makes none."""
     backup_seconds: float = 5.0

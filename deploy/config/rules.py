@@ -109,7 +109,7 @@ def hardly_trains(config: RecipeKeys) -> list[str]:
 
 
 def check_source(prompts: PromptsConfig, actors: ActorsConfig) -> None:
-    """Refuse a source that never comes back to a capped prompt, or that a reward cannot score."""
+    """Refuse a source that never repeats prompts where it must, or that a reward cannot score."""
     entry, cap = SOURCES.get(prompts.source), prompts.pass_rate_cap
     if entry is None:
         return
@@ -118,6 +118,12 @@ def check_source(prompts: PromptsConfig, actors: ActorsConfig) -> None:
             f"prompts.pass_rate_cap = {cap} has no effect with prompts.source = "
             f'{prompts.source!r}, which always draws new problems; it is for "files", and for '
             "sources of your own that come back to theirs"
+        )
+    if prompts.curriculum is not None and prompts.curriculum.by is None and entry.traits.endless:
+        raise ValueError(
+            f"[prompts.curriculum] has no effect with prompts.source = {prompts.source!r}, which "
+            "always draws new problems, none of which was measured; set prompts.curriculum.by to "
+            "an entry of their metadata that comes again, such as a level"
         )
     libraries = {name: e.traits.library for name in REWARDS if (e := REWARDS.get(name)) is not None}
     for name in actors.reward:

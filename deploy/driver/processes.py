@@ -59,6 +59,8 @@ class Processes:
                 greedy_baseline=config.actors.greedy_baseline,
                 pass_rate_cap=config.prompts.pass_rate_cap,
                 pass_threshold=config.prompts.pass_threshold,
+                curriculum=config.prompts.curriculum,
+                seed=config.seed,
                 backup=backup.resolve() if backup.is_symlink() else None,
                 backup_seconds=config.deploy.backup_seconds,
             ),

@@ -51,6 +51,7 @@ from headway.errors import HeadwayError, InputError
 from headway.output_limits import limited_output
 from headway.user_code import where_raised
 from learner.config.learner import LearnerConfig
+from queues.policy.curriculum import Curriculum
 from queues.policy.prompt_retirement import split
 
 _LATE = signal.SIGRTMIN + 2  # after those of `deploy.runtime.signals`
@@ -86,6 +87,9 @@ def check_prompts(config: RunConfig, prompts: OpenedPrompts) -> None:
     if config.prompts.pass_rate_cap is not None:
         for prompt in prompts.first:
             split(prompt.prompt_id)
+    if (curriculum := config.prompts.curriculum) is not None:
+        for prompt in [*prompts.first, *prompts.of_parts]:
+            Curriculum(curriculum, seed=config.seed).key(prompt)
     heldout, rows = actors.heldout_reward or actors.reward, prompts.rows or prompts.first
     check_scorable(actors.reward, [*prompts.of_parts, *rows])
     check_scorable(heldout, prompts.problems)

@@ -132,6 +132,8 @@ def broker_statistics(state: BrokerState, statistics: Mapping[str, Any]) -> dict
         added["groups_let_through"] = state.tie_filter.let_through
     if state.retirement.cap is not None:
         added["prompts_retired"] = len(state.retirement.names)
+    if state.curriculum is not None:
+        added["curriculum_weight"] = state.curriculum.mean_weight
     if state.bounds.on_overdue != "wait":
         added["groups_overdue"] = state.late + state.groups.dropped(OVERDUE)
     if state.controller is not None:

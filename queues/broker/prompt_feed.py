@@ -50,6 +50,8 @@ class BrokerPromptFeed(PromptFeed):
         if state.ended:
             raise ProtocolError("issue: the last prompts were issued before")
         kept, exhausted = state.retirement.select(prompts)
+        if state.curriculum is not None:
+            kept = state.curriculum.select(kept)
         texts = [dump_prompt(prompt) for prompt in kept]
         last = last or exhausted
         state.cursor, state.ended = cursor, last

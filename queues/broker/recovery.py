@@ -114,13 +114,20 @@ def _read_evaluations(ledger: Ledger, state: BrokerState) -> None:
 
 
 def _read_selection(ledger: Ledger, state: BrokerState) -> None:
-    """Fill the filter of tied groups and the prompts that are not issued again."""
+    """Fill the filter of tied groups, pass rates, and the prompts that are not issued again."""
     counters = dict(ledger.execute("SELECT name, value FROM counters").fetchall())
     state.tie_filter.dropped = counters.get(DROPPED_SINCE_TAKE, 0)
     state.tie_filter.let_through = counters.get(LET_THROUGH, 0)
     state.retirement.names.update(name for (name,) in ledger.execute("SELECT prompt FROM retired"))
     for prompt_id in _train_prompts(ledger, "state = 'failed'"):
         state.retirement.add_failed(prompt_id)
+    if state.curriculum is not None:
+        for text, *result in ledger.execute(
+            "SELECT prompt, number, passes, rollouts FROM groups JOIN results USING (group_id)"
+            " WHERE passes IS NOT NULL ORDER BY number"
+        ):
+            measured = dict(zip(("number", "passes", "rollouts"), result, strict=True))
+            state.curriculum.measure(load_prompt(text), **measured)
 
 
 def _read_groups(ledger: Ledger, state: BrokerState) -> None:

@@ -23,8 +23,7 @@ class Retirement:
 
     def __init__(self, *, cap: float | None = None, threshold: float = 1.0) -> None:
         self.cap = cap
-        # A task reward is a difference, which rounds.
-        self._threshold = threshold - TIE * max(1.0, abs(threshold))
+        self._threshold = threshold
         self.names: set[str] = set()
         """Retired prompts."""
         self.failed: set[str] = set()
@@ -35,12 +34,16 @@ class Retirement:
         """Retire the prompt of a group if its pass rate reaches the cap; return its name if new."""
         if self.cap is None:
             return None
-        passes = sum(reward >= self._threshold for reward in task_rewards)
         name, _ = split(prompt_id)
-        if passes / len(task_rewards) < self.cap or name in self.names:
+        if self.passes(task_rewards) / len(task_rewards) < self.cap or name in self.names:
             return None
         self.names.add(name)
         return name
+
+    def passes(self, task_rewards: Sequence[float]) -> int:
+        """Count the rollouts that reach the threshold; a task reward is rounded."""
+        lowest = self._threshold - TIE * max(1.0, abs(self._threshold))
+        return sum(reward >= lowest for reward in task_rewards)
 
     def add_failed(self, prompt_id: str) -> None:
         """Record that a group of this prompt used up its attempts."""
@@ -64,11 +67,13 @@ class Retirement:
         return kept, False
 
 
-def split(prompt_id: str, *, strict: bool = True) -> tuple[str, int]:
+def split(
+    prompt_id: str, *, strict: bool = True, setting: str = "prompts.pass_rate_cap"
+) -> tuple[str, int]:
     """Return the name of a prompt, which is the same in every epoch, and the epoch.
 
     An id that is not of the form `source/epoch/index` names itself, or with `strict` raises
-    InputError.
+    InputError, which names the `setting` that needs the form.
     """
     source, *rest = prompt_id.rsplit("/", 2)
     if len(rest) != 2 or not rest[0].isdecimal():
@@ -76,6 +81,6 @@ def split(prompt_id: str, *, strict: bool = True) -> tuple[str, int]:
             return prompt_id, 0
         raise InputError(
             f"prompt_id {prompt_id!r} must be of the form source/epoch/index, with a number as"
-            " epoch, for prompts.pass_rate_cap to know a prompt again"
+            f" epoch, for {setting} to know a prompt again"
         )
     return f"{source}/{rest[1]}", int(rest[0])

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from queues.config import QueuesConfig, RunSpec
 from queues.errors import ProtocolError, QueueClosed
 from queues.policy.admission import Bounds, Choice, choose_batch, fits, leases_allowed
+from queues.policy.curriculum import Curriculum
 from queues.policy.dynamic_sampling import TieFilter, Verdict
 from queues.policy.prompt_retirement import Retirement
 from queues.policy.staleness_controller import StalenessController
@@ -36,6 +37,7 @@ class BrokerState:
     """Chooses the window of staleness; None keeps it at its widest."""
     tie_filter: TieFilter = field(init=False)
     retirement: Retirement = field(init=False)
+    curriculum: Curriculum | None = field(init=False, default=None)
     groups: Groups = field(default_factory=Groups)
     prompts: PromptQueue = field(init=False)
     results: list[Group] = field(default_factory=list)
@@ -83,6 +85,8 @@ class BrokerState:
         most_filtered = config.max_filtered_batches * spec.groups_per_batch
         self.tie_filter = TieFilter(limit=most_filtered if config.filter_tied else None)
         self.retirement = Retirement(cap=spec.pass_rate_cap, threshold=spec.pass_threshold)
+        if spec.curriculum is not None:
+            self.curriculum = Curriculum(spec.curriculum, seed=spec.seed)
 
     @property
     def training_over(self) -> bool:
@@ -174,14 +178,20 @@ class BrokerState:
             return Acceptance(State.SCORED)
         rewards = result.task_rewards
         retires = self.retirement.retire(result.prompt_id, rewards)
+        passes = self.retirement.passes(rewards)
+        if self.curriculum is not None:
+            self.curriculum.measure(
+                group.prompt, number=group.number, passes=passes, rollouts=len(rewards)
+            )
         verdict = self.tie_filter.judge(rewards)
         if verdict is Verdict.DROPPED:
             self.groups.move(group, State.DROPPED, reason=reasons.FILTERED)
-            return Acceptance(State.DROPPED, retires=retires)
+            return Acceptance(State.DROPPED, retires=retires, passes=passes)
         group.ready_at = now
         self.groups.move(group, State.READY, due=group.due)
         self.add_result(group)
-        return Acceptance(State.READY, let_through=verdict is Verdict.LET_THROUGH, retires=retires)
+        let_through = verdict is Verdict.LET_THROUGH
+        return Acceptance(State.READY, let_through=let_through, retires=retires, passes=passes)
 
     def add_result(self, group: Group) -> None:
         """Insert a ready group into the results queue."""

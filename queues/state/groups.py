@@ -57,6 +57,8 @@ class Acceptance(NamedTuple):
     """The group would have been filtered, but too many were."""
     retires: str | None = None
     """Name of the prompt, if it is not issued again."""
+    passes: int | None = None
+    """Rollouts that passed; None for an evaluation."""
 
 
 StateCounts = Mapping[tuple[Purpose, State, str], int]

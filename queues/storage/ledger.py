@@ -154,7 +154,7 @@ class Ledger:
         """Record the one result of a group, its location in the journal, and its effect."""
         dropped = accepted.state is State.DROPPED
         self.execute(
-            "INSERT INTO results VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+            "INSERT INTO results VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
             (
                 result.group_id,
                 result.attempt,
@@ -165,6 +165,7 @@ class Ledger:
                 result.oldest_version,
                 result.newest_version,
                 clock.now(),
+                accepted.passes,
             ),
         )
         self.execute(

@@ -11,7 +11,7 @@ from typing import Any
 from queues.errors import LedgerError
 from queues.storage.row_checksums import check, protect, register
 
-SCHEMA_VERSION = 5
+SCHEMA_VERSION = 6
 FILE_NAME = "ledger.sqlite"
 LOCK_NAME = "ledger.lock"
 """Locked by the broker while it lives."""
@@ -68,7 +68,8 @@ CREATE TABLE results (                      -- at most one accepted result for e
     reward REAL NOT NULL,
     oldest_version INTEGER,
     newest_version INTEGER,
-    accepted_at REAL NOT NULL
+    accepted_at REAL NOT NULL,
+    passes INTEGER                          -- rollouts that passed, NULL for evaluations
 ) STRICT, WITHOUT ROWID;
 CREATE TABLE batches (
     version INTEGER PRIMARY KEY,

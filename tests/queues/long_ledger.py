@@ -25,7 +25,7 @@ INSERT INTO groups SELECT n, printf('g%08d', n), printf('sums/%d/%d', n / 10000,
 """
 RESULTS = """
 INSERT INTO results SELECT group_id, 1, number / 1000, number % 1000 * 9000, 9000, number, 8, 1000,
-    number % 9 / 8.0, start_version, start_version + 1, issued_at + 5.5 FROM groups
+    number % 9 / 8.0, start_version, start_version + 1, issued_at + 5.5, NULL FROM groups
 """
 BATCHES = """
 INSERT INTO batches SELECT trained_version, min(issued_at) + 6, min(issued_at) + 8,

@@ -88,6 +88,7 @@ REFUSED = [
     ("actors.max_model_len=160", "must exceed actors.max_new_tokens"),
     ("actors.overlong.buffer=999", "actors.overlong.buffer = 999 must be at most"),
     ("prompts.pass_rate_cap=0.9", "'lettered_chain_sum', which always draws new problems"),
+    ("prompts.curriculum={}", "set prompts.curriculum.by to"),
     ("prompts.group_size=1", "prompts.group_size must be at least 2, not 1"),
     ("actors.top_p=0.9", "actors.top_p = 0.9"),
     ("actors.top_k=5", "use top_p = 1.0 and top_k = -1"),

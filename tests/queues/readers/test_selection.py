@@ -4,12 +4,15 @@ import asyncio
 import logging
 import sqlite3
 import time
+from collections import Counter
 
 import pytest
 
 from headway.errors import InputError
 from queues.errors import QueueClosed
+from queues.policy.curriculum import CurriculumConfig
 from queues.readers.group_history import read_history
+from queues.readers.open_run import open_ledger
 from queues.readers.parquet import export_parquet
 from queues.records import Prompt, PutStatus
 from queues.schema import decode
@@ -174,8 +177,42 @@ async def test_a_source_whose_prompts_are_all_mastered_ends_the_run_with_a_short
         assert (accounts.issued, accounts.trained, accounts.balanced) == (3, 3, True)
 
 
-async def test_a_prompt_that_could_not_be_known_again_is_refused(connect):
-    async with opened(connect(pass_rate_cap=1.0)) as broker:
+async def test_a_resumed_curriculum_issues_what_an_unbroken_one_does(tmp_path):
+    settings = {"curriculum": CurriculumConfig(floor=0.3, groups=1)}
+
+    async def measure(broker):
+        await broker.serving("a", 0)
+        await broker.issue(epoch(0, 1, 2, 3, 4), cursor="4")
+        for reward in (-1.0, 1.0, 0.0, 0.0):  # none, both, one and one of the two rollouts pass
+            (lease,) = await broker.lease("a", 2, WAIT)
+            await broker.put("a", answer(lease, reward=reward))
+
+    async def issue(broker, folder):
+        for number in range(1, 30):
+            await broker.issue(epoch(number, 4, 3, 2, 1), cursor=str(number))
+        with open_ledger(folder, verify=False) as database:
+            rows = database.execute("SELECT prompt_id FROM groups ORDER BY number").fetchall()
+        return [prompt_id for (prompt_id,) in rows]
+
+    unbroken, resumed = tmp_path / "unbroken", tmp_path / "resumed"
+    async with opened(make_broker(unbroken, **settings)) as broker:
+        await measure(broker)
+        issued = await issue(broker, unbroken)
+    async with opened(make_broker(resumed, **settings)) as broker:
+        await measure(broker)
+    async with opened(make_broker(resumed, **settings)) as broker:
+        assert await issue(broker, resumed) == issued
+        await train(broker, 0)
+        statistics = (await broker.status()).batches[-1].statistics
+    assert statistics == {"loss": 0.5, "curriculum_weight": (0.3 + 0.3 + 1 + 1) / 4}
+    counts = Counter(prompt_id.rsplit("/")[-1] for prompt_id in issued)
+    assert counts["3"] == counts["4"] == 30
+    assert all(3 < counts[name] < 18 for name in "12")
+
+
+@pytest.mark.parametrize("rule", [{"pass_rate_cap": 1.0}, {"curriculum": CurriculumConfig()}])
+async def test_a_prompt_that_could_not_be_known_again_is_refused(connect, rule):
+    async with opened(connect(**rule)) as broker:
         with pytest.raises(InputError, match="'7' must be of the form source/epoch/index"):
             await broker.issue([Prompt(prompt_id="7", text="7")], cursor="1")
         assert (await broker.accounting()).issued == 0
