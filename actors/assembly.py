@@ -6,6 +6,7 @@ from actors.config import ActorsConfig
 from actors.engines.model_folder import weight_shapes
 from actors.engines.protocol import EngineSpec, RolloutEngine
 from actors.environments.load_environment import load_environment
+from actors.rewards.gold import GoldReward
 from actors.rewards.learned import TextScorer
 from actors.rewards.pool import RewardPool
 from actors.rewards.rewards import Rewards, load_rewards
@@ -26,11 +27,14 @@ def make_pool(config: ActorsConfig) -> RewardPool:
 
 def build_rewards(
     config: ActorsConfig, *, pool: RewardPool, reward_model_client: TextScorer | None
-) -> tuple[Rewards, Rewards]:
-    """Load the rewards of training rollouts and of evaluations; a reward in both has one budget."""
-    heldout = config.heldout_reward or config.reward
+) -> tuple[Rewards, Rewards, GoldReward | None]:
+    """Load the rewards of training rollouts and of evaluations, and the gold reward, if any.
+
+    A reward in several of them has one budget.
+    """
+    heldout, gold = config.heldout_reward or config.reward, config.gold
     rewards = load_rewards(
-        [*config.reward, *heldout],
+        config.all_rewards,
         timeout=config.reward_timeout_seconds,
         options=config.reward_options,
         weights=config.reward_weights,
@@ -38,7 +42,8 @@ def build_rewards(
         pool=pool,
         code_execution=config.code_execution,
     )
-    return rewards.only(config.reward), rewards.only(heldout)
+    watching = None if gold is None else GoldReward(rewards.only(gold.reward), gold.share)
+    return rewards.only(config.reward), rewards.only(heldout), watching
 
 
 def build_episodes(
@@ -47,10 +52,10 @@ def build_episodes(
     engine: RolloutEngine,
     tokenizer: Any,
     max_model_len: int,
-    rewards: tuple[Rewards, Rewards],
+    rewards: tuple[Rewards, Rewards, GoldReward | None],
 ) -> EpisodeRunner:
     """Build the episode runner of one engine; `rewards` are those that `build_rewards` returns."""
-    training, heldout = rewards
+    training, heldout, gold = rewards
     return EpisodeRunner(
         engine_id=engine_id,
         engine=engine,
@@ -61,6 +66,7 @@ def build_episodes(
         ),
         rewards=training,
         heldout_rewards=heldout,
+        gold=gold,
         max_model_len=max_model_len,
     )
 

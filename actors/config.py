@@ -96,6 +96,23 @@ class OverlongConfig(Section):
         return self.buffer or max(1, round((self.share or 0) * limit))
 
 
+class GoldConfig(Section):
+    """Gold reward, held back from training: it shows whether the policy hacks the reward."""
+
+    on_resume = SAMPLED
+
+    reward: RewardNames = Field(min_length=1)
+    """Rewards that are trusted more than actors.reward, in the same form, such as a judge or tests
+    that are too slow to score every rollout."""
+    share: float = Field(default=1.0, gt=0, le=1)
+    """Share of the training prompts whose rollouts it scores, chosen by a hash of their ids; 16
+    groups of a batch, or 64 if the gold reward errs, are enough to find a hack early."""
+    on_hacking: Resumable[Literal["warn", "stop"]] = "warn"
+    """Response where the reward rises and the gold reward does not. `warn` says so: on the
+    terminal, in the report, by a metric and an alert. `stop` also ends the run with a checkpoint;
+    one that is resumed goes on, and is watched from there."""
+
+
 class ActorsConfig(Section):
     """Rollout actors: their engines, how they sample, and what scores them."""
 
@@ -236,6 +253,8 @@ class ActorsConfig(Section):
     """Keywords of the scripted engine, such as tokens_per_second and median_length."""
     reward_model: RewardModelConfig = RewardModelConfig()
     """Settings of the reward `reward_model`."""
+    gold: GoldConfig | None = None
+    """A gold reward; None watches no reward."""
 
     @field_validator("top_k")
     @classmethod
@@ -252,7 +271,7 @@ class ActorsConfig(Section):
                 f'with actors.environment = "{self.environment}" actors.reward must name at least '
                 "one reward; other environments may give all of it by themselves"
             )
-        used = dict.fromkeys((*self.reward, *(self.heldout_reward or ())))
+        used = dict.fromkeys(self.all_rewards)
         for setting, values in (
             ("reward_options", self.reward_options),
             ("reward_weights", self.reward_weights),
@@ -335,7 +354,13 @@ class ActorsConfig(Section):
     @property
     def asks_reward_models(self) -> bool:
         """True if a reward needs the process of the reward models."""
-        return "reward_model" in (*self.reward, *(self.heldout_reward or ()))
+        return "reward_model" in self.all_rewards
+
+    @property
+    def all_rewards(self) -> tuple[str, ...]:
+        """Names of the rewards of training and evaluations, and of the gold reward."""
+        gold = () if self.gold is None else self.gold.reward
+        return (*self.reward, *(self.heldout_reward or ()), *gold)
 
 
 class PromptsConfig(Section):

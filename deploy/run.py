@@ -161,7 +161,7 @@ class Run:
                 ],
                 meanwhile=[
                     named("learner", processes.learner.remain()),
-                    named("recorder", self.recorder.follow()),
+                    named("recorder", self.recorder.follow(self.save)),
                     named("drift", self.recorder.drift.follow()),
                 ],
             )

@@ -147,10 +147,17 @@ def _figures(report: BatchReport | None) -> Iterator[Metric]:
         "Divergence from each teacher in nats a trained token of the newest batch.",
         labels=["teacher"],
     )
+    golds = GaugeMetricFamily(
+        "headway_gold",
+        "Figures of the newest batch's groups with a gold reward: reward and gold are means.",
+        labels=["figure"],
+    )
+    gold = report.gold if report is not None else None
     engines = (report.engines if report is not None else None) or {}
     for family, values in (
         (mismatches, {name: figures.mismatch_fresh for name, figures in engines.items()}),
         (fractions, report.fractions if report is not None else {}),
+        (golds, gold.means if gold is not None else {}),
         (parts, (report.reward_parts if report is not None else None) or {}),
         (teachers, (report.teacher_divergence if report is not None else None) or {}),
     ):

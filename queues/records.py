@@ -10,6 +10,8 @@ Payload = bytes | memoryview
 """An encoded group; a view if it is in Ray's memory."""
 SHAPING = frozenset({"overlong", "missing_eos"})
 """Reward parts that shape lengths and do not judge the task."""
+GOLD = "headway:gold"
+"""Reward part of the gold reward, which is in no `reward` and trains nothing."""
 REWARD_MODEL_LOST = "reward_model_lost"
 """Reason of attempts that fail while the reward models are gone; they do not count."""
 INFRASTRUCTURE = "infrastructure"

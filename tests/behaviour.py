@@ -216,6 +216,7 @@ def learner_metrics():
         "fractions": {"capped": 0.5},
         "reward_parts": {"task": 0.5},
         "teacher_divergence": {"teacher": 0.5},
+        "gold": {"groups": [[0.5, 0.5]], "length": 1.0, "finished": 1.0, "distinct": 1.0},
         "engines": {"engine-0": engine},
     }
     metrics.observe(TrainedBatch.from_dict(row))

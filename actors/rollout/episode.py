@@ -26,6 +26,7 @@ from actors.errors import (
     RolloutTimeout,
 )
 from actors.outages import Outages, outage, timeout, waits_on_network
+from actors.rewards.gold import GoldReward
 from actors.rewards.rewards import Rewards
 from actors.rewards.shaping import shaping_parts
 from actors.rollout.chat_rendering import Renderer
@@ -57,6 +58,7 @@ class EpisodeRunner:
     heldout_rewards: Rewards
     max_model_len: int
     """Longest rollout in tokens."""
+    gold: GoldReward | None = None
     stops: Stops = field(init=False)
     outages: Outages = field(init=False)
 
@@ -252,7 +254,10 @@ class Episode:
         if self._config.environment != "single_turn":
             parts = {"environment": environment_reward, **parts}
         shaping: dict[str, float] = {}
+        gold: dict[str, float] = {}
         if train:
+            if self._runner.gold is not None:
+                gold = await self._runner.gold.parts(self._lease.prompt, self._reply, finish_reason)
             sampled, after = self._transcript.sampled, len(self._transcript.token_ids)
             shaping = shaping_parts(
                 self._config,
@@ -264,7 +269,7 @@ class Episode:
         return replace(
             self._unscored(),
             reward=score.total + environment_reward + sum(shaping.values()),
-            reward_parts={**parts, **shaping},
+            reward_parts={**parts, **shaping, **gold},
             finish_reason=finish_reason,
             turns=self._turns,
             turn_rewards=tuple(self._turn_rewards),

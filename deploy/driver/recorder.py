@@ -3,7 +3,7 @@
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict
 from typing import Any, TypeVar
@@ -19,12 +19,13 @@ from deploy.observability.samples import Sample, best_and_worst, decode_samples
 from deploy.observability.trackers import Trackers
 from deploy.report.summary import sessions, summarise
 from deploy.report.tables import describe_failed
-from deploy.storage.run_record import PROBES, Record, Score
+from deploy.storage.run_record import HACKING, PROBES, Record, Score
 from headway import clock
 from headway.daemon_thread import run_in_daemon_thread
 from headway.full_disk import is_full
 from headway.roles import Role
 from learner.diagnostics.batch_report import TrainedBatch
+from learner.diagnostics.reward_hacking import Hacking, find_hacking
 from queues.broker.status import BrokerStatus
 from queues.readers.accounting import failed_prompts
 from queues.readers.open_run import open_ledger
@@ -58,6 +59,11 @@ class Recorder:
     ) -> None:
         self._context, self._processes, self._trackers = context, processes, trackers
         self.drift = DriftWatch(context, processes.fleet.actors)
+        found = [row["version"] + 1 for row in context.directory.rows(HACKING)]
+        self._unsuspected = max((v for v in found if v <= context.record.version), default=0)
+        """First version after the newest finding that the reward is hacked."""
+        self._stops: Hacking | None = None
+        """Finding that ends the run."""
         self._poll_seconds, self._summary_seconds = poll_seconds, summary_seconds
         self._accounting_seconds = accounting_seconds
         self._swaps = 0
@@ -71,14 +77,21 @@ class Recorder:
         limits = context.config.deploy
         self._failures = FailureBudget(limits.max_failed_groups, limits.failure_window)
 
-    async def follow(self) -> None:
+    async def follow(self, save: Callable[[], Awaitable[None]]) -> None:
         """Gather until cancelled, and write a summary at intervals.
 
-        Raises RunFailed if too many groups failed, or a token older than the bound was trained.
+        Raises RunFailed if too many groups failed, a token older than the bound was trained, or,
+        once `save` has returned, if the reward is hacked and the recipe ends a run then.
         """
         while True:
             await asyncio.sleep(self._poll_seconds)
             status = await self._gather()
+            if self._stops is not None:
+                await save()
+                raise RunFailed(
+                    f"{self._stops}; ended by actors.gold.on_hacking, go on with: headway resume "
+                    f"{self._context.directory.path}"
+                )
             if time.monotonic() - self._summarised_at > self._summary_seconds:
                 try:
                     await self._summarise("running")
@@ -125,6 +138,7 @@ class Recorder:
             newest = batches[-1]
             self._context.console.advance(newest.version + 1, describe(newest, record))
 
+        hackings = self._hackings(len(batches))
         probes, wrong = self.drift.probed(reports)
         found = [*wrong, *self.drift.observe(batches)]
         drifts = [{**asdict(drift), "at": clock.now()} for drift in found]
@@ -132,6 +146,7 @@ class Recorder:
         def write() -> list[Sample]:
             jsonl.write("metrics.jsonl", rows)
             jsonl.write("drift.jsonl", drifts)
+            jsonl.write(HACKING, hackings)
             jsonl.write("swaps.jsonl", [asdict(report) for report in swaps])
             jsonl.write(PROBES, [asdict(probe) for probe in probes])
             samples = [sample for batch in batches for sample in self._samples(batch.version)]
@@ -141,6 +156,21 @@ class Recorder:
         self._trackers.samples((await self._write(write))[-2:])
         self._check_lags(batches)
         return status
+
+    def _hackings(self, count: int) -> list[dict[str, Any]]:
+        """Find where the reward is hacked in the newest batches, of which so many are new."""
+        gold, record = self._context.config.actors.gold, self._context.record
+        rows: list[dict[str, Any]] = []
+        if gold is None:
+            return rows
+        for end in range(record.version - count + 1, record.version + 1):
+            finding = find_hacking(record.batches[self._unsuspected : end])
+            if finding is not None:
+                self._unsuspected, record.hackings = end, record.hackings + 1
+                self._stops = finding if gold.on_hacking == "stop" else None
+                self._context.console.say(str(finding))
+                rows.append({**asdict(finding), "text": str(finding), "at": clock.now()})
+        return rows
 
     def _samples(self, version: int) -> list[Sample]:
         """Return two rollouts of a batch; none if they cannot be read, which ends no run."""

@@ -72,6 +72,8 @@ class RunMetrics(Collector):
         )
         drifts = GaugeMetricFamily("headway_engine_drift", text, labels=["engine"])
         yield labelled(drifts, dict(record.drifting))
+        text = "Findings that the reward rises and the gold reward does not."
+        yield CounterMetricFamily("headway_reward_hackings", text, record.hackings)
         for name, text in (
             ("difference", "Nats between an engine's and the learner's scores of a probe."),
             ("tolerance", "Nats between them that rounding explains."),

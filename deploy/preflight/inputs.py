@@ -74,8 +74,9 @@ class Inputs:
 def check_scoring(config: RunConfig) -> None:
     """Import rewards and environment, and check their options."""
     actors = config.actors
-    for names in (actors.reward, actors.heldout_reward or ()):
-        load_rewards(names, options=actors.reward_options, code_execution=actors.code_execution)
+    load_rewards(
+        actors.all_rewards, options=actors.reward_options, code_execution=actors.code_execution
+    )
     load_environment(
         actors.environment, actors.environment_options, code_execution=actors.code_execution
     )
@@ -91,7 +92,8 @@ def check_prompts(config: RunConfig, prompts: OpenedPrompts) -> None:
         for prompt in [*prompts.first, *prompts.of_parts]:
             Curriculum(curriculum, seed=config.seed).key(prompt)
     heldout, rows = actors.heldout_reward or actors.reward, prompts.rows or prompts.first
-    check_scorable(actors.reward, [*prompts.of_parts, *rows])
+    gold = actors.gold.reward if actors.gold else ()
+    check_scorable([*actors.reward, *gold], [*prompts.of_parts, *rows])
     check_scorable(heldout, prompts.problems)
     check_answers(actors, actors.reward, [*rows, *prompts.of_parts])
     check_answers(actors, heldout, prompts.problems)

@@ -213,6 +213,12 @@ def _reward_parts(run: PlottedRun) -> Iterator[Curve]:
         yield Curve(name, _points(run, part), style)
 
 
+def _gold(run: PlottedRun, names: Sequence[str]) -> Iterator[Curve]:
+    for name, line in zip(names, LINES, strict=False):
+        figure = partial(lambda report, name: report.gold and report.gold.means[name], name=name)
+        yield Curve(name, _points(run, figure), {"ls": line})
+
+
 def _lags(run: PlottedRun) -> Iterator[Curve]:
     yield Curve("mean", _points(run, lambda report: report.lag_mean))
     yield Curve("largest", _points(run, lambda report: report.max_lag), {"lw": 0.8, "ls": ":"})
@@ -295,6 +301,13 @@ PLOTS = (
         "Reward by part",
         "Mean of each part of the reward, unweighted.",
         Panel(curves=_reward_parts, bottom=None),
+    ),
+    Plot.of(
+        "Reward against gold reward",
+        "On the prompts with a gold reward: both, and of their completions the share that ended by "
+        "themselves (finished) and that of different token pairs (distinct).",
+        Panel(curves=partial(_gold, names=("reward", "gold")), bottom=None),
+        Panel(curves=partial(_gold, names=("finished", "distinct"))),
     ),
     Plot.of(
         "Throughput",

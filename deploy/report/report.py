@@ -3,6 +3,7 @@
 import io
 from base64 import b64encode
 from collections.abc import Mapping, Sequence
+from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +15,7 @@ from deploy.report.summary import KEYS, resumptions, summarise
 from deploy.report.tables import describe_changes, figures
 from deploy.report.timeline import Timeline, draw_timeline, read_timeline
 from deploy.storage.run_directory import RunDirectory
-from deploy.storage.run_record import PROBES, Record
+from deploy.storage.run_record import HACKING, PROBES, Record
 from deploy.storage.sessions import read_sessions
 from headway import clock
 from headway.atomic_file import atomic_file
@@ -83,6 +84,7 @@ def _plotted(directory: RunDirectory, label: str, colour: str) -> PlottedRun:
         bias = report_bias(database)
     shown = {"status": status, **figures(summary)}
     noted = [*notes(record, sessions), *probe_notes(directory)]
+    noted += directory.rows(HACKING, itemgetter("text"))
     return PlottedRun(label, record, bias, colour, shown, config.settings(), noted)
 
 

@@ -23,8 +23,11 @@ Row = Mapping[str, Any]
 
 METRICS, SWAPS = "metrics.jsonl", "swaps.jsonl"
 RESTARTS, RECOVERIES = "restarts.jsonl", "recoveries.jsonl"
-PROBES = "probes.jsonl"
-LOGS = ("drift.jsonl", PROBES, "samples.jsonl", "scalings.jsonl", "sessions.jsonl", "waits.jsonl")
+PROBES, HACKING = "probes.jsonl", "hacking.jsonl"
+LOGS = (
+    "drift.jsonl", HACKING, PROBES, "samples.jsonl", "scalings.jsonl", "sessions.jsonl",
+    "waits.jsonl",
+)  # fmt: skip
 """Files that a session only adds to, besides those that a record is restored from."""
 
 
@@ -97,6 +100,8 @@ class Record:
     """The newest comparison of each engine that was probed."""
     failed_probes: Counter[str] = field(default_factory=Counter)
     """Number of probes that each engine failed."""
+    hackings: int = 0
+    """Findings of this session that the reward is hacked."""
     accounting: Row = field(default_factory=dict)
 
     @property

@@ -1,7 +1,8 @@
 """Records of a trained batch: its figures, its times, and their form as JSON. Imports no torch."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields, replace
+from statistics import fmean
 from typing import Any, Self
 
 ORIGINS = ("fresh", "crossed", "stale")
@@ -90,6 +91,28 @@ class CriticFigures:
 
 
 @dataclass(frozen=True, kw_only=True)
+class GoldFigures:
+    """The rewards of groups that have a gold reward, and what their completions look like."""
+
+    groups: Sequence[tuple[float, float]]
+    """Mean task reward and mean gold reward of each group, over the rollouts that have both."""
+    length: float
+    """Mean of the sampled tokens of a rollout."""
+    finished: float
+    """Share of rollouts that were not cut off at a limit: their format is whole."""
+    distinct: float
+    """Diversity: different pairs of neighbouring sampled tokens in a group, as a share of all; mean
+    over groups (distinct-2, Li et al. 2016, arXiv 1510.03055)."""
+
+    @property
+    def means(self) -> dict[str, float]:
+        """The means `reward` and `gold` of the groups, and the other figures, by name."""
+        reward, gold = map(fmean, zip(*self.groups, strict=True))
+        others = {"length": self.length, "finished": self.finished, "distinct": self.distinct}
+        return {"reward": reward, "gold": gold, **others}
+
+
+@dataclass(frozen=True, kw_only=True)
 class BatchReport(OffPolicyFigures):
     """Figures of training one batch, over all ranks; None where there was nothing to measure.
 
@@ -165,6 +188,8 @@ class BatchReport(OffPolicyFigures):
     """Sampled tokens left out for their lag, where there is a limit."""
     engines: Mapping[str, EngineFigures] | None = None
     """By name of the engine; None where nothing was measured."""
+    gold: GoldFigures | None = None
+    """None where no group has a gold reward."""
     versions_skipped: int | None = None
     """Versions never sent to engines, since a newer one overtook them."""
 
@@ -180,6 +205,8 @@ class BatchReport(OffPolicyFigures):
             row |= {f"{name}_{origin}": value for name, value in vars(figures).items()}
         if self.engines is not None:
             row["engines"] = {name: dict(vars(figures)) for name, figures in self.engines.items()}
+        if self.gold is not None:
+            row["gold"] = dict(vars(self.gold))
         for name in _HISTOGRAMS:
             row[name] = {str(lag): count for lag, count in row[name].items()}
         return row
@@ -197,6 +224,8 @@ class BatchReport(OffPolicyFigures):
             values["engines"] = {
                 name: EngineFigures(**figures) for name, figures in row["engines"].items()
             }
+        if "gold" in row:
+            values["gold"] = GoldFigures(**row["gold"])
         if "value_loss" in row:
             values["critic"] = CriticFigures(**_values(CriticFigures, row))
         for name in _HISTOGRAMS:

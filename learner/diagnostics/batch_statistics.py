@@ -10,10 +10,11 @@ from learner.batch.microbatch_plan import Indices, slowest, workloads
 from learner.batch.token_weights import count_values
 from learner.config.learner import LearnerConfig
 from learner.diagnostics import engine_comparison
-from learner.diagnostics.batch_report import BatchReport, CriticFigures
+from learner.diagnostics.batch_report import BatchReport, CriticFigures, GoldFigures
 from learner.diagnostics.off_policy import Origin, figures, group_lag_histogram, share
 from learner.diagnostics.update_sums import PolicySums, UpdateSums
 from learner.losses.value_loss import CriticSums
+from queues.records import GOLD
 
 
 @dataclass(kw_only=True)
@@ -113,7 +114,33 @@ def batch_report(
         teacher_divergence=_by_teacher(policy, config),
         critic=None if sums.critic is None else _critic_figures(totals, sums.critic),
         tokens_too_old=_too_old(batch, version, config.max_token_lag),
+        gold=_gold_figures(batch),
         engines=engine_comparison.figures(units, sums.units, passes=config.epochs) or None,
+    )
+
+
+def _gold_figures(batch: TrainBatch) -> GoldFigures | None:
+    gold = batch.reward_parts.get(GOLD)
+    if gold is None:
+        return None
+    known, sampled = torch.isfinite(gold) & torch.isfinite(batch.task_rewards), batch.sampled
+    if not known.any():
+        return None
+    ids, owners = batch.tokens.token_ids[sampled], batch.tokens.sequence_ids[sampled]
+    neighbours = (owners[1:] == owners[:-1]) & known[owners[1:]]
+    pairs = torch.stack([ids[:-1], ids[1:]], 1)[neighbours]
+    of_pairs = batch.group_ids[owners[1:]][neighbours]
+    rewards, distinct = [], []
+    for group in torch.unique(batch.group_ids[known]):
+        members, own = known & (batch.group_ids == group), pairs[of_pairs == group]
+        rewards.append((float(batch.task_rewards[members].mean()), float(gold[members].mean())))
+        if len(own):
+            distinct.append(len(torch.unique(own, dim=0)) / len(own))
+    return GoldFigures(
+        groups=rewards,
+        length=float(batch.response_lengths[known].double().mean()),
+        finished=1 - float(batch.truncated[known].double().mean()),
+        distinct=sum(distinct) / len(distinct) if distinct else 1.0,
     )
 
 

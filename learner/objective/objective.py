@@ -32,6 +32,7 @@ from learner.losses.regularisers import (
 )
 from learner.losses.value_loss import CriticSums, value_loss
 from learner.objective.checks import check_objective
+from queues.records import GOLD
 
 
 class MicrobatchLoss(NamedTuple):
@@ -128,7 +129,7 @@ class Objective:
             lengths=batch.response_lengths,
             state=self.state,
             baseline_rewards=batch.baseline_rewards,
-            reward_parts=batch.reward_parts,
+            reward_parts={name: part for name, part in batch.reward_parts.items() if name != GOLD},
             tokens=tokens,
             truncated=batch.truncated,
             end_values=batch.end_values,

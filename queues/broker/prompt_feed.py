@@ -58,7 +58,7 @@ class BrokerPromptFeed(PromptFeed):
         state.issue_tokens.append(token)
         if exhausted:
             log.warning("a whole epoch of prompts is retired or failed: the source counts as ended")
-        if prompts and not kept and not last:
+        if prompts and not kept and not last and state.curriculum is None:
             return  # a cursor that a crash forgets only brings the same skipped prompts again
         groups = state.issue(kept)
 

@@ -15,7 +15,8 @@ part of a mixture is issued in proportion to its weight times the mean w of its 
 
 import json
 import random
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
+from statistics import fmean
 
 from pydantic import Field
 
@@ -90,5 +91,4 @@ class Curriculum:
     @property
     def mean_weight(self) -> float:
         """Mean weight of everything that was measured; 1 at first."""
-        weights: Sequence[float] = [*self._weights.values()] or [1.0]
-        return sum(weights) / len(weights)
+        return fmean(self._weights.values() or [1.0])

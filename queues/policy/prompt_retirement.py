@@ -23,7 +23,8 @@ class Retirement:
 
     def __init__(self, *, cap: float | None = None, threshold: float = 1.0) -> None:
         self.cap = cap
-        self._threshold = threshold
+        # A task reward is a difference, which rounds.
+        self._threshold = threshold - TIE * max(1.0, abs(threshold))
         self.names: set[str] = set()
         """Retired prompts."""
         self.failed: set[str] = set()
@@ -41,9 +42,8 @@ class Retirement:
         return name
 
     def passes(self, task_rewards: Sequence[float]) -> int:
-        """Count the rollouts that reach the threshold; a task reward is rounded."""
-        lowest = self._threshold - TIE * max(1.0, abs(self._threshold))
-        return sum(reward >= lowest for reward in task_rewards)
+        """Count the rollouts that reach the threshold."""
+        return sum(reward >= self._threshold for reward in task_rewards)
 
     def add_failed(self, prompt_id: str) -> None:
         """Record that a group of this prompt used up its attempts."""

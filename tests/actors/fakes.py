@@ -116,6 +116,7 @@ def episodes(
     renderer=None,
     new_environment=None,
     max_model_len=200,
+    gold=None,
     **settings,
 ):
     config = ActorsConfig(
@@ -135,6 +136,7 @@ def episodes(
         rewards=load_rewards(rewards, pool=POOL),
         heldout_rewards=load_rewards(heldout_rewards or rewards, pool=POOL),
         max_model_len=max_model_len,
+        gold=gold,
     )
 
 

@@ -203,7 +203,7 @@ async def test_training_and_heldout_rollouts_share_one_budget(heldout):
             heldout_reward=heldout,
             reward_options={"llm_judge": {"url": url, "model": "m", "max_calls": 2}},
         )
-        training, evaluated = build_rewards(config, pool=RewardPool(), reward_model_client=None)
+        training, evaluated, _ = build_rewards(config, pool=RewardPool(), reward_model_client=None)
         assert (await training.score(PROMPT, "7")).parts.keys() == {"tags", "llm_judge"}
         assert (await evaluated.score(PROMPT, "7")).parts.keys() == expected
         for rewards in (training, evaluated):

@@ -28,7 +28,7 @@ def make_context(folder, *, on_drift="alert", **settings):
             deploy=DeployConfig(**settings),
             queues=SimpleNamespace(on_overdue="wait"),
             heldout=None,
-            actors=SimpleNamespace(dtype="float32", vllm_options={}),
+            actors=SimpleNamespace(dtype="float32", vllm_options={}, gold=None),
             learner=SimpleNamespace(dtype="float32", lora=None),
             weight_sync=WeightSyncConfig(on_drift=on_drift),
         ),

@@ -50,12 +50,16 @@ def trackers_of(context):
     return Trackers(context.config, context.directory.path, context.console.say)
 
 
-def follow(context, processes, seconds=10.0, **intervals):
+async def no_checkpoint():
+    """Save nothing before the run ends."""
+
+
+def follow(context, processes, seconds=10.0, save=no_checkpoint, **intervals):
     recorder = Recorder(context, processes, trackers_of(context), poll_seconds=0.01, **intervals)
 
     async def main():
         async with asyncio.timeout(seconds):
-            await recorder.follow()
+            await recorder.follow(save)
 
     asyncio.run(main())
 
@@ -83,6 +87,55 @@ def conclude(context, trackers):
     batches = [trained(**COUNTS), trained(**second)]
     made = Recorder(context, Processes(batches=batches), trackers, accounting_seconds=0.01)
     asyncio.run(made.conclude("done"))
+
+
+def watching(folder, on_hacking):
+    """Make the context of a run with a gold reward."""
+    folder.mkdir(exist_ok=True)
+    context = make_context(folder)
+    context.config.actors.gold = SimpleNamespace(on_hacking=on_hacking)
+    return context
+
+
+def hacked(versions):
+    """Return processes with batches in which the reward rises, and the gold reward does not."""
+    batches = []
+    for version in versions:
+        groups = [(0.2 + 0.02 * version, 0.5 + 0.1 * (group % 3)) for group in range(8)]
+        gold = {"groups": groups, "length": 9.0, "finished": 1.0, "distinct": 0.5}
+        own = {"version": version, "gold": gold, "step_finished_at": 10.0 + version}
+        batches.append(SimpleNamespace(version=version, statistics={**BATCH, **COUNTS, **own}))
+    return Processes(batches=batches)
+
+
+def test_a_reward_that_is_hacked_ends_the_run_with_a_checkpoint(tmp_path):
+    context, saved = watching(tmp_path, "stop"), []
+
+    async def save():
+        saved.append(context.record.version)
+
+    with pytest.raises(RunFailed, match="the reward is hacked") as end:
+        follow(context, hacked(range(40)), save=save)
+    assert f"go on with: headway resume {tmp_path}" in str(end.value)
+    assert saved == [40]
+
+
+def test_a_reward_that_is_hacked_is_named_alike_whether_the_run_was_resumed_or_not(tmp_path):
+    def findings(name, *sessions):
+        context = watching(tmp_path / name, "warn")
+        for versions in sessions:
+            processes, trackers = hacked(versions), trackers_of(context)
+            recorder = Recorder(context, processes, trackers, accounting_seconds=0.01)
+            asyncio.run(recorder.conclude("done"))
+        rows = context.directory.rows("hacking.jsonl")
+        assert context.record.hackings == len(rows)
+        assert all(row["text"] in output(context) for row in rows)
+        return [(row["since"], row["version"]) for row in rows]
+
+    unbroken = findings("unbroken", range(40))
+    assert len(unbroken) > 1
+    assert unbroken[1][0] > unbroken[0][1], "the watch begins anew"
+    assert findings("resumed", range(17), range(17, 40)) == unbroken
 
 
 def test_two_rollouts_of_every_batch_are_kept_as_text_and_sent_to_the_trackers(
@@ -119,7 +172,7 @@ def test_rows_of_a_cancelled_gathering_precede_those_of_the_end(tmp_path, monkey
 
     async def main():
         made = Recorder(context, processes, trackers, poll_seconds=0.01, accounting_seconds=0.01)
-        following = asyncio.create_task(made.follow())
+        following = asyncio.create_task(made.follow(no_checkpoint))
         await asyncio.to_thread(reading.wait, 60)
         following.cancel()
         await asyncio.wait([following])

@@ -87,6 +87,13 @@ def test_an_engine_that_drifts_is_named_and_others_are_not(tmp_path):
 
 
 @needs_promtool
+def test_a_reward_that_is_hacked_is_named(tmp_path):
+    hacked = series("headway_reward_hackings_total", "0x10 1x50", run="r", process="driver")
+    assert firing(tmp_path, "HeadwayRewardHacked", [hacked])
+    assert not firing(tmp_path, "HeadwayRewardHacked", [hacked], at="5m")
+
+
+@needs_promtool
 def test_the_first_restart_of_every_process_counts(tmp_path):
     restarts = [
         series(

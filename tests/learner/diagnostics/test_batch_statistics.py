@@ -8,7 +8,7 @@ from rollouts import PlainEngine, group, rollout
 
 from learner.config.learner import LearnerConfig
 from learner.update import Updater
-from queues.records import FinishReason, TurnReward
+from queues.records import GOLD, FinishReason, TurnReward
 
 
 def cut(one):
@@ -86,3 +86,27 @@ def test_rewards_of_turns_untie_a_group_whose_final_rewards_are_equal():
             group("b", [paid(0.5, i) for i in (0, 1)]),
         ]
         assert Updater(PlainEngine(), config).update(groups, 0).tied_groups == 1
+
+
+def test_a_gold_reward_is_reported_and_trains_nothing():
+    def trained(*golds):
+        parts = [{"a": 1.0, GOLD: gold} for gold in golds] or [{"a": 1.0}] * 2
+        of_gold = [
+            rollout([1, 2, 3, 4, 3, 4], reward=1.0, index=0, reward_parts=parts[0]),
+            cut(rollout([1, 2, 5, 5], reward=0.0, index=1, reward_parts={**parts[1], "a": 0.0})),
+        ]
+        without = [
+            rollout([1, 2, 3], reward=float(i), index=i, reward_parts={"a": float(i)})
+            for i in (0, 1)
+        ]
+        config = LearnerConfig(advantage="gdpo")
+        groups = [group("a", of_gold), group("b", without)]
+        return Updater(PlainEngine(), config).update(groups, 0)
+
+    report, other, plain = trained(0.0, 1.0), trained(1.0, 0.0), trained()
+    assert report.gold.groups == [(0.5, 0.5)]
+    assert (report.gold.length, report.gold.finished) == (3.0, 0.5)
+    assert report.gold.distinct == 3 / 4, "3-4, 4-3, 3-4 and 5-5"
+    assert report.loss == other.loss == plain.loss
+    assert report.grad_norm == other.grad_norm == plain.grad_norm > 0
+    assert plain.gold is None
