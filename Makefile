@@ -13,7 +13,7 @@ TORCH := $(shell grep '^torch==' $(LOCK))
 UV := uv==0.13.9
 PYTHONS := 3.11 3.12 3.13
 
-.PHONY: help setup setup-gpu demo test test-fast test-heavy test-slow test-gpu test-pythons coverage red-team trl test-trl test-verifiers test-trackers test-notebook test-prometheus test-browser real-model test-real-model lint check format bench clean
+.PHONY: help setup setup-gpu demo test test-fast test-heavy test-slow test-gpu test-pythons coverage red-team trl test-trl test-verifiers test-trackers test-s3 test-notebook test-prometheus test-browser real-model test-real-model lint check format bench clean
 
 help:  ## Show what there is
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 14
@@ -111,6 +111,10 @@ test-trackers: setup  ## Figures in TensorBoard, Weights & Biases and MLflow, wh
 	$(BIN)/pip install --quiet --no-deps --upgrade --target .trackers -r deploy/locks/trackers.txt
 	PYTHONPATH=$(CURDIR)/.trackers $(BIN)/python -m pytest -m slow tests/deploy/observability/test_trackers.py
 
+test-s3: setup  ## Checkpoints and exports on a local S3 store, which is installed beside the environment
+	$(BIN)/pip install --quiet --no-deps --upgrade --target .s3 -r deploy/locks/s3.txt
+	PYTHONPATH=$(CURDIR)/.s3 $(BIN)/python -m pytest -m slow tests/deploy/storage/test_s3.py
+
 test-notebook: setup  ## What README tells a newcomer to type, in order, and its notebook cell (20 minutes)
 	$(BIN)/pip install --quiet --no-deps --upgrade --target .notebook -r deploy/locks/notebook.txt
 	PYTHONPATH=$(CURDIR)/.notebook $(BIN)/python -m pytest -m slow tests/deploy/runs/test_newcomer.py
@@ -157,4 +161,4 @@ bench: setup  ## Measure what a weight update costs; `headway bench async` measu
 	$(BIN)/headway bench update-pause
 
 clean:  ## Remove the environment and caches, not the runs
-	rm -rf $(VENV) .venv-* .coverage .trl .verifiers .trackers .notebook .prometheus .chromium .smollm2 .gpu .mypy_cache .pytest_cache .ruff_cache .hypothesis build *.egg-info
+	rm -rf $(VENV) .venv-* .coverage .trl .verifiers .trackers .s3 .notebook .prometheus .chromium .smollm2 .gpu .mypy_cache .pytest_cache .ruff_cache .hypothesis build *.egg-info

@@ -10,7 +10,9 @@ from pydantic import AfterValidator, Field, field_validator, model_validator
 from actors.shipped import ENVIRONMENTS, REWARDS, SOURCES
 from actors.vllm_options import check_vllm_options
 from headway.cpu_cores import Cores
+from headway.errors import InputError
 from headway.nearest_name import nearest
+from headway.options import parse_options
 from headway.recipe_section import Resumable, ResumeRule, Section
 from queues.policy.curriculum import CurriculumConfig
 
@@ -28,6 +30,8 @@ SourceName = Annotated[str, AfterValidator(SOURCES.check)]
 VllmOptions = Annotated[dict[str, Any], AfterValidator(check_vllm_options)]
 StopString = Annotated[str, Field(strict=True, min_length=1)]
 StopId = Annotated[int, Field(strict=True, ge=0)]
+OWN_SET = "heldout"
+"""Name of the held-out problems that [heldout] itself has."""
 
 
 ISSUED = ResumeRule("its ledger has prompts, groups and recorded batches that were made with it")
@@ -396,6 +400,25 @@ class PromptsConfig(Section):
     neither these nor the present ones are drawn from then on."""
 
 
+class HeldoutSet(Section):
+    """A held-out set with a name."""
+
+    source: SourceName
+    options: dict[str, Any] = Field(default={})
+    size: int | None = Field(default=None, ge=1)
+
+
+def _checked_sets(sets: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    if OWN_SET in sets:
+        raise ValueError(f"{OWN_SET!r} is the name of the section's own problems; choose another")
+    try:
+        for name, options in sets.items():
+            parse_options(HeldoutSet, f"heldout.sets.{name}", options)
+    except InputError as error:
+        raise ValueError(str(error)) from None
+    return sets
+
+
 class HeldoutConfig(Section):
     """Evaluation on problems that are never trained."""
 
@@ -406,6 +429,13 @@ class HeldoutConfig(Section):
     source, which then never draws them for training."""
     source_options: dict[str, Any] = Field(default={})
     """Keywords of `source`; empty takes prompts.source_options."""
+    sets: Annotated[dict[str, dict[str, Any]], AfterValidator(_checked_sets)] = Field(default={})
+    """More held-out sets, by their names, which `headway eval` scores and nothing trains: tables
+    with `source`, its `options`, and the `size`, which is that of the section by default, as in
+    { hard = { source = "files", options = { path = "hard.jsonl" }, size = 200 } }."""
+    judge: Resumable[dict[str, Any]] = Field(default={})
+    """Options of the reward llm_judge, with which `headway eval --against` compares answers of two
+    models; `instruction` asks for pairs by default. Empty compares their held-out rewards."""
     size: int = Field(default=500, ge=1)
     """Problems of an evaluation."""
     every: int = Field(default=10, ge=1)

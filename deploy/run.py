@@ -28,6 +28,7 @@ from deploy.driver.run_context import RunContext
 from deploy.driver.run_metrics import RunMetrics
 from deploy.driver.scrape_targets import ScrapeTargets
 from deploy.driver.supervisor import Supervisor
+from deploy.driver.uploads import Uploads
 from deploy.driver.watchdog import Watchdog
 from deploy.errors import RayDied, RunFailed
 from deploy.observability.exporter import Exporter, metrics_access
@@ -98,6 +99,7 @@ class Run:
             )
         self.trackers = Trackers(config, directory.path, context.console.say)
         self.recorder = Recorder(context, self.processes, self.trackers)
+        self.uploads = Uploads(context)
 
     def waits_for(self) -> list[str]:
         """Return what the run waits for instead of training; it may be called in any thread."""
@@ -163,8 +165,10 @@ class Run:
                     named("learner", processes.learner.remain()),
                     named("recorder", self.recorder.follow(self.save)),
                     named("drift", self.recorder.drift.follow()),
+                    named("uploads", self.uploads.follow()),
                 ],
             )
+        await self.uploads.finish()
         await self.recorder.check_complete()
         await self.recorder.conclude("done")  # while a process that it asks is still replaced
 

@@ -8,6 +8,7 @@ import hashlib
 import json
 from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from io import SEEK_END, BufferedIOBase
 from pathlib import Path
 
 import xxhash
@@ -20,8 +21,13 @@ THREADS = 4
 def checksum_of(file: Path) -> str:
     """Return the size in bytes and the xxh3_128 of a file, as "SIZE-DIGEST"."""
     with file.open("rb") as opened:
-        digest = hashlib.file_digest(opened, xxhash.xxh3_128)
-        return f"{opened.tell()}-{digest.hexdigest()}"
+        return checksum_in(opened)
+
+
+def checksum_in(opened: BufferedIOBase) -> str:
+    """Return the checksum of an open file, as `checksum_of` has it."""
+    digest = hashlib.file_digest(opened, xxhash.xxh3_128)
+    return f"{opened.seek(0, SEEK_END)}-{digest.hexdigest()}"
 
 
 def files_of(folder: Path) -> list[str]:

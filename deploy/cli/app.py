@@ -17,6 +17,7 @@ import typer
 from deploy.cli.arguments import Command
 from deploy.cli.bench import BenchCommand, Group, bench
 from deploy.cli.doctor import doctor
+from deploy.cli.evaluation import evaluate
 from deploy.cli.job_commands import attach, cancel, submit
 from deploy.cli.recipes import init, plan, presets, try_recipe, validate
 from deploy.cli.runs import export, replay, requeue, salvage, scale
@@ -57,12 +58,13 @@ def version(
 
 COMMANDS = (
     init, run, resume, scale, sft, reward_model, ls, logs, rollouts, requeue, salvage, submit,
-    attach, cancel, doctor, validate, plan, try_recipe, presets, inspect, export, report, top,
-    replay,
+    attach, cancel, doctor, validate, plan, try_recipe, presets, inspect, export, evaluate, report,
+    top, replay,
 )  # fmt: skip
+NAMES = {try_recipe: "try", evaluate: "eval"}
+"""Names of commands that Python has another use for."""
 for command in COMMANDS:
-    name = "try" if command is try_recipe else None
-    app.command(name, cls=Command)(command)
+    app.command(NAMES.get(command), cls=Command)(command)
 app.command(
     cls=BenchCommand,
     context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False},

@@ -70,7 +70,9 @@ def salvage(run: RunName, runs_dir: RunsDir = Path("runs")) -> None:
 
 def export(
     run: RunName,
-    to: Annotated[Path, typer.Option(help="Folder to write; must not exist.")],
+    to: Annotated[
+        str, typer.Option(help="Folder to write, or address (s3://bucket/folder); must not exist.")
+    ],
     adapter: Annotated[
         bool, typer.Option("--adapter", help="The adapter alone, for PEFT, not merged.")
     ] = False,
@@ -84,12 +86,14 @@ def export(
 
     An adapter is merged into its model, in the dtype that it was trained in.
     """
-    from deploy.offline.export import export_model
+    from deploy.offline.export import export_folder, export_model
     from deploy.storage.run_directory import RunDirectory
     from learner.config.lora import stored_form
 
-    exported = export_model(RunDirectory.open(run, runs_dir), to, adapter=adapter, base=base)
-    of = f", an adapter of {stored_form(to)[1]}" if adapter else ""
+    directory = RunDirectory.open(run, runs_dir)
+    with export_folder(to) as folder:
+        exported = export_model(directory, folder, adapter=adapter, base=base)
+        of = f", an adapter of {stored_form(folder)[1]}" if adapter else ""
     typer.echo(f"version {exported} in {to}{of}")
 
 

@@ -93,6 +93,10 @@ class DeployConfig(Section):
     checkpoint_dir: Annotated[Path | None, LINKED] = None
     """Folder in which one for the checkpoints of the run is made, on another disk or shared by all
     nodes of the learner; the run's folder has a link to it. None: they are in the run's folder."""
+    checkpoint_address: str | None = Field(default=None, pattern=r"^[a-z][a-z0-9+.-]*://\S+$")
+    """Address of a folder on an object store, as fsspec has it: s3://bucket/folder, gs://… or
+    hf://datasets/OWNER/NAME. Each newest checkpoint is copied to ADDRESS/NAME-ID/, beside training,
+    and read back; what the run deletes is deleted there too. It needs the store's package."""
     backup_dir: Annotated[Path | None, LINKED] = None
     """Folder on shared storage in which one for a copy of ledger and journal is made, and for the
     checkpoints, unless `checkpoint_dir` is set. Takes, acknowledgements and checkpoints are in it

@@ -47,6 +47,7 @@ ALIASES = {
 FORMS = {
     "name": 'letters, digits, ".", "_" and "-", beginning with a letter or a digit',
     "ray_address": '"local", "auto" or "host:port"',
+    "checkpoint_address": "an address, as in s3://bucket/folder",
     "cores": 'core numbers, as in "0" or "2-5,8"',
 }
 """The form of a string, by key; for other keys the pattern is shown."""

@@ -22,7 +22,7 @@ from deploy.config.run_config import RunConfig
 from deploy.errors import RunFailed
 from deploy.preflight.machine_checks import check_runs_dir
 from deploy.preflight.models import check_adapter, find_model, model_path, reward_model_origin
-from deploy.preflight.prompts import load_heldout
+from deploy.preflight.prompts import heldout_texts
 from deploy.runtime.console import Terminal
 from deploy.storage.atomic_folder import ORIGIN_FILE, atomic_folder, check_absent
 from headway.cpu_cores import usable_cores
@@ -43,10 +43,9 @@ class PreferencePairs:
     """Preference pairs as token ids; raises InputError when it draws a pair that `read` refuses."""
 
     def __init__(self, config: RunConfig, section: RewardTrainingConfig, read: TextReader) -> None:
-        _, problems = load_heldout(config)
         self.seed = config.seed
         self._section, self._read = section, read
-        self._texts = frozenset(problem.text for problem in problems)
+        self._texts = heldout_texts(config)
         kept = list(islice(self._load(self.seed), section.heldout_pairs))
         self._kept_prompts = frozenset(plain_text(prompt) for prompt, *_ in kept)
         self.heldout = [self._encode(preference) for preference in kept]

@@ -4,27 +4,22 @@ One engine with the initial weights plays them in this process, which loads rewa
 Nothing is trained or sent, and nothing stays on disk but the output of an engine that failed.
 """
 
-import asyncio
-import os
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from actors.assembly import build_engine, build_episodes, build_rewards, make_pool
-from actors.engines.model_folder import context_length, load_tokenizer
-from actors.engines.protocol import EngineSpec
-from actors.errors import EngineDied, RolloutFailed
-from actors.rewards.learned import TextScorer
-from deploy.cluster.cpu_affinity import actors_on_cores
+from actors.engines.model_folder import load_tokenizer
+from actors.errors import RolloutFailed
 from deploy.config.run_config import RunConfig
 from deploy.errors import RunFailed
+from deploy.offline.local_engine import play_here
 from deploy.preflight.inputs import Inputs
 from headway.errors import InputError
 from learner.config.learner import ModelConfig
-from queues.records import Lease, Prompt, Purpose, Rollout
+from queues.records import Prompt, Purpose, Rollout
 
 
 @contextmanager
@@ -53,81 +48,17 @@ def try_recipe(config: RunConfig, inputs: Inputs, count: int, say: Callable[[str
             "folder has it; to try both, merge them into a folder and name that in model.path"
         )
     prompts = inputs.prompts.source.next(count)
-    with tempfile.NamedTemporaryFile(prefix="headway-try-", suffix=".log", delete=False) as file:
-        log = Path(file.name)
+    impatient = config.actors.model_copy(update={"outage_seconds": 0.0})
     say(f"loading {inputs.model_path}")
-    try:
-        outcomes = asyncio.run(_play(config, inputs, prompts, log))
-    except EngineDied as error:
-        raise EngineDied(f"{error}\nthe output of the engine is in {log}") from error
-    except BaseException:
-        log.unlink()
-        raise
-    log.unlink()
+    played = play_here(
+        config.model_copy(update={"actors": impatient}), inputs, prompts, purpose=Purpose.TRAIN
+    )
+    outcomes = [outcome for (outcome,) in played]
     tokenizer = load_tokenizer(inputs.model_path)
     for prompt, outcome in zip(prompts, outcomes, strict=True):
         say(describe(prompt, outcome, tokenizer, config.actors.reward_weights))
     if failed := sum(isinstance(outcome, RolloutFailed) for outcome in outcomes):
         raise RunFailed(f"{failed} of {count} rollouts failed, as printed above")
-
-
-async def _play(
-    config: RunConfig, inputs: Inputs, prompts: Sequence[Prompt], log: Path
-) -> list[Rollout | RolloutFailed]:
-    """Return a rollout of every prompt, or the error that it ended with."""
-    impatient = config.actors.model_copy(update={"outage_seconds": 0.0})
-    actors = actors_on_cores(impatient, os.sched_getaffinity(0), None)
-    model_path = inputs.model_path
-    pool = make_pool(actors)
-    tokenizer = load_tokenizer(model_path)
-    longest = actors.max_model_len or context_length(model_path)
-    spec = EngineSpec(
-        index=0,
-        config=actors,
-        weight_sync=config.weight_sync,
-        model_path=model_path,
-        seed=config.seed,
-        initial_version=0,
-        log=log,
-    )
-    engine = build_engine(spec, tokenizer, longest)
-    await engine.start()
-    try:
-        reward_models = _load_reward_models(config, inputs)
-        rewards = build_rewards(actors, pool=pool, reward_model_client=reward_models)
-        episodes = build_episodes("engine-0", actors, engine, tokenizer, longest, rewards)
-
-        async def play(index: int, prompt: Prompt) -> Rollout | RolloutFailed:
-            lease = Lease(
-                group_id=f"try-{index}",
-                attempt=1,
-                prompt=prompt,
-                group_size=1,
-                purpose=Purpose.TRAIN,
-                temperature=None,
-                start_version=0,
-                deadline_version=None,
-            )
-            try:
-                return await episodes.run(lease, 0)
-            except RolloutFailed as error:
-                return error
-
-        return await asyncio.gather(*(play(*numbered) for numbered in enumerate(prompts)))
-    finally:
-        pool.close()
-        await engine.close()
-
-
-def _load_reward_models(config: RunConfig, inputs: Inputs) -> TextScorer | None:
-    """Load the reward models that the recipe uses, onto the cores of this process."""
-    if "reward_model" not in config.actors.reward:
-        return None
-    from actors.reward_models.scoring import load_reward_models
-
-    section = config.actors.reward_model.model_copy(update={"cores": None, "gpus": 0.0})
-    options = config.actors.chat_template_options
-    return load_reward_models(inputs.reward_models, section, options)
 
 
 def describe(

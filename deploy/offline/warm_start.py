@@ -21,7 +21,7 @@ from deploy.cluster.cpu_affinity import supervised_threads
 from deploy.config.run_config import RunConfig
 from deploy.preflight.machine_checks import check_runs_dir
 from deploy.preflight.models import check_adapter, find_model, warm_start_origin
-from deploy.preflight.prompts import load_heldout
+from deploy.preflight.prompts import heldout_texts
 from deploy.runtime.console import Terminal
 from deploy.storage.atomic_folder import ORIGIN_FILE, atomic_folder, check_absent
 from headway.cpu_cores import usable_cores
@@ -51,13 +51,12 @@ def warm_start(config: RunConfig, terminal: Terminal, *, replace: bool) -> Path:
     if path:
         check_model(path)
         check_adapter(config.sft.lora, path, section="sft.lora")
-    _, problems = load_heldout(config)
     pairs = load_examples(
         DEMONSTRATIONS,
         config.sft.demonstrations,
         options=config.sft.options,
         seed=config.seed,
-        heldout=frozenset(problem.text for problem in problems),
+        heldout=heldout_texts(config),
     )
     rendered = map(Demonstrations(config, path).render, pairs)
     first = list(islice(rendered, CHECKED))

@@ -45,6 +45,7 @@ from deploy.preflight.models import (
     teacher_paths,
 )
 from deploy.preflight.prompts import OpenedPrompts, open_prompts
+from deploy.storage.remote_folder import RemoteFolder
 from deploy.storage.run_directory import RunDirectory
 from deploy.storage.sessions import read_sessions
 from headway.errors import HeadwayError, InputError
@@ -94,9 +95,9 @@ def check_prompts(config: RunConfig, prompts: OpenedPrompts) -> None:
     heldout, rows = actors.heldout_reward or actors.reward, prompts.rows or prompts.first
     gold = actors.gold.reward if actors.gold else ()
     check_scorable([*actors.reward, *gold], [*prompts.of_parts, *rows])
-    check_scorable(heldout, prompts.problems)
+    check_scorable(heldout, prompts.heldout)
     check_answers(actors, actors.reward, [*rows, *prompts.of_parts])
-    check_answers(actors, heldout, prompts.problems)
+    check_answers(actors, heldout, prompts.heldout)
 
 
 def check_objective(config: RunConfig) -> None:
@@ -223,6 +224,8 @@ def load_inputs(
         from deploy.preflight.memory_check import predict_memory  # imports torch
 
         predict_memory(config)
+    if needs_space and (address := config.deploy.checkpoint_address) is not None:
+        RemoteFolder(address).check()
     if needs_space and Path(inputs.model_path).is_dir():
         checkpoints = None if resumed is None else resumed.checkpoints
         check_free_space(config, weight_shapes(inputs.model_path), folders, resumed=checkpoints)
@@ -256,7 +259,7 @@ def check_code(config: RunConfig) -> None:
         check_scoring(config)
         prompts = open_prompts(config)
     check_prompts(config, prompts)
-    texts = frozenset(problem.text for problem in prompts.problems)
+    texts = frozenset(problem.text for problem in prompts.heldout)
     sft, learned = config.sft, config.reward_model
     kinds = [(DEMONSTRATIONS, sft.demonstrations, sft.options)] if sft else []
     kinds += [(PREFERENCES, learned.pairs, learned.options)] if learned else []

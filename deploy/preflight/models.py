@@ -203,7 +203,8 @@ def warm_start_origin(config: RunConfig) -> str:
         del sections["sft"]["name"]
     sft = config.sft
     named = sft and [sft.demonstrations, sft.options, _weights_of(sft.lora)]
-    sections[FILES] = of_files([named or (), config.heldout_source[2] if config.heldout else ()])
+    heldout = config.heldout and [config.heldout_source[2], *config.heldout.sets.values()]
+    sections[FILES] = of_files([named or (), heldout or ()])
     return json.dumps(sections, sort_keys=True)
 
 

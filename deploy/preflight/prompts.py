@@ -4,11 +4,14 @@ Every function raises InputError for sources and problems that cannot be used.
 """
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
+from typing import Any
 
+from actors.config import HeldoutSet
 from actors.engines.model_folder import load_tokenizer
 from actors.environments.load_environment import shipped_opening
 from actors.environments.single_turn import opening
@@ -39,13 +42,20 @@ class OpenedPrompts:
     """Held-out problems, as many as the largest evaluation needs; of a resumed run those that it
     began with."""
     evaluations: list[PlannedEvaluation]
+    sets: Mapping[str, Sequence[Prompt]] = field(default_factory=dict)
+    """Problems of the sets of heldout.sets, by name."""
     rows: Sequence[Prompt] = ()
     """Those of all rows of the training source, named by file and row; empty for other sources."""
 
     @property
     def sample(self) -> list[Prompt]:
         """All held-out problems, and the first prompts."""
-        return [*self.problems, *self.first]
+        return [*self.heldout, *self.first]
+
+    @property
+    def heldout(self) -> list[Prompt]:
+        """All held-out problems, those of sets with a name too."""
+        return [*self.problems, *chain.from_iterable(self.sets.values())]
 
 
 def open_prompts(
@@ -59,6 +69,7 @@ def open_prompts(
     """
     prompts = config.prompts
     evaluations, problems = load_heldout(config)
+    sets = load_sets(config)
     recorded = heldout_problems(begun) if begun else []
     own = config.heldout is not None and config.heldout.source is None
     drawn = load_source(
@@ -70,7 +81,7 @@ def open_prompts(
     )
     source: RestartableSource = without_heldout(
         watched(drawn, prompts.source_options),
-        frozenset(problem.text for problem in (*problems, *recorded)),
+        frozenset(p.text for p in chain(problems, recorded, *sets.values())),
     )
     if prompts.max_tokens is not None and model_path is not None:
         actors, tokenizer = config.actors, load_tokenizer(model_path)
@@ -83,6 +94,7 @@ def open_prompts(
                 f"prompts.max_tokens = {prompts.max_tokens}: every held-out problem is longer"
             )
         problems = kept
+        sets = {name: [p for p in prompts if fits(p)] for name, prompts in sets.items()}
     with _source_failures_named():
         beginning = source.cursor()
         first = source.next(prompts.groups_per_batch)
@@ -96,6 +108,7 @@ def open_prompts(
         of_parts=of_parts,
         problems=_as_begun(config, problems, recorded),
         evaluations=evaluations,
+        sets=sets,
         rows=drawn.table() if isinstance(drawn, TableSource) else (),
     )
 
@@ -108,8 +121,32 @@ def load_heldout(config: RunConfig) -> tuple[list[PlannedEvaluation], list[Promp
     planned = plan(section, steps=config.steps, temperature=config.actors.temperature)
     size = max(evaluation.size for evaluation in planned)
     setting, source_name, options = config.heldout_source
+    return planned, _draw_heldout(config, source_name, options, size, setting)
+
+
+def load_sets(config: RunConfig) -> dict[str, list[Prompt]]:
+    """Load the problems of the held-out sets of a recipe that have names."""
+    section, sets = config.heldout, {}
+    for name, options in section.sets.items() if section else ():
+        chosen = HeldoutSet(**options)
+        size = chosen.size or section.final_size or section.size
+        setting = f"heldout.sets.{name}.source"
+        sets[name] = _draw_heldout(config, chosen.source, chosen.options, size, setting)
+    return sets
+
+
+def heldout_texts(config: RunConfig) -> frozenset[str]:
+    """Return the texts of all held-out problems of a recipe, which nothing may train."""
+    problems = chain(load_heldout(config)[1], *load_sets(config).values())
+    return frozenset(problem.text for problem in problems)
+
+
+def _draw_heldout(
+    config: RunConfig, name: str, options: dict[str, Any], size: int, setting: str
+) -> list[Prompt]:
+    """Draw held-out problems of a source; the same each time."""
     source = load_source(
-        source_name,
+        name,
         options=options,
         seed=config.seed,
         split="heldout",
@@ -118,13 +155,13 @@ def load_heldout(config: RunConfig) -> tuple[list[PlannedEvaluation], list[Promp
     )
     with _source_failures_named("held-out problems: "):
         problems = without_heldout(source, frozenset()).next(size)
-    name, times = Counter(problem.prompt_id for problem in problems).most_common(1)[0]
+    repeated, times = Counter(problem.prompt_id for problem in problems).most_common(1)[0]
     if times > 1:
         raise InputError(
-            f"held-out problems: {source_name!r} gives the prompt_id {name!r} to {times} of them, "
+            f"held-out problems: {name!r} gives the prompt_id {repeated!r} to {times} of them, "
             "but each must have its own: their samples are told apart by it"
         )
-    return planned, problems
+    return problems
 
 
 def _as_begun(config: RunConfig, problems: list[Prompt], recorded: list[Prompt]) -> list[Prompt]:

@@ -245,3 +245,17 @@ def show_bias(report: BiasReport, console: Console) -> None:
         )
     if report.tokens_masked:
         console.print(f"{report.tokens_masked:,} tokens of late groups were masked")
+
+
+def show_scores(document: Mapping[str, Any], console: Console) -> None:
+    """Print the scores of an evaluation's document, one line for each score of each set."""
+    title = " against ".join(policy["name"] for policy in document["policies"])
+    table = Table("set", "score", "mean", "95 % interval", "problems", title=title)
+    for name, scores in document["sets"].items():
+        for label, score in scores.items():
+            ends = " to ".join(_number(score[end], ".3f") for end in ("low", "high"))
+            table.add_row(name, label, f"{score['value']:.3f}", ends, str(score["n"]))
+            if label == "win_rate":
+                counts = f"{score['wins']} won, {score['ties']} tied, {score['losses']} lost"
+                table.add_row("", "", counts, f"orders agree in {score['agreement']:.0%}", "")
+    console.print(table)

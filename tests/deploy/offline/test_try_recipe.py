@@ -104,7 +104,7 @@ def recipe_without_memory(headway):
 
 
 def logs():
-    return set(Path(tempfile.gettempdir()).glob("headway-try-*.log"))
+    return set(Path(tempfile.gettempdir()).glob("headway-engine-*.log"))
 
 
 @pytest.mark.vllm
