@@ -107,7 +107,11 @@ def check_teacher(teacher: str, path: str, context: int) -> None:
             f"the teacher {teacher!r} has {known:,} rows of embeddings, and {path!r} may sample "
             f"{words:,} tokens; name a teacher with as many rows"
         )
-    if (positions := context_length(teacher)) < context:
+    try:
+        positions = context_length(teacher)
+    except InputError:  # it names no longest sequence, as those that carry a state
+        return
+    if positions < context:
         raise InputError(
             f"the teacher {teacher!r} reads sequences of {positions:,} tokens, and engines make up "
             f"to {context:,}; set actors.max_model_len = {positions}, or name another teacher"

@@ -127,7 +127,9 @@ def load_heldout(config: RunConfig) -> tuple[list[PlannedEvaluation], list[Promp
 def load_sets(config: RunConfig) -> dict[str, list[Prompt]]:
     """Load the problems of the held-out sets of a recipe that have names."""
     section, sets = config.heldout, {}
-    for name, options in section.sets.items() if section else ():
+    if section is None:
+        return {}
+    for name, options in section.sets.items():
         chosen = HeldoutSet(**options)
         size = chosen.size or section.final_size or section.size
         setting = f"heldout.sets.{name}.source"

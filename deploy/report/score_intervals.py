@@ -61,7 +61,7 @@ def best_at_k(rewards: Sequence[float], marks: Sequence[float], k: int) -> float
 
 
 class Verdict(NamedTuple):
-    """How a judge compares two answers, asked with each of them first; 1 favours the first."""
+    """Marks of a judge that compares two answers, with each of them first; 1 favours the first."""
 
     as_first: float
     """Its mark, from 0 to 1, where the answer in question was first."""
