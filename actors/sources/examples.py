@@ -8,8 +8,8 @@ and those from the first of the assistant on.
 
 import itertools
 import random
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ from actors.sources.files import SUFFIXES, read_table, suffix_of
 from actors.sources.filters import PATIENCE
 from actors.sources.hub_dataset import DatasetChoice, dataset_rows
 from actors.sources.load_source import load_source
+from actors.sources.mixture import chosen
 from actors.sources.public_formats import MESSAGES
 from actors.sources.rows import ROLES, Row, plain_text, read_messages
 from headway.errors import InputError
@@ -112,6 +113,7 @@ def _conversation(value: list[Any]) -> tuple[Messages, Messages]:
 DEMONSTRATIONS = ExampleKind(
     "sft.demonstrations", "demonstrations", ("prompt", "completion"), "worked examples", True
 )
+HELDOUT_DEMONSTRATIONS = replace(DEMONSTRATIONS, setting="sft.heldout")
 PREFERENCES = ExampleKind(
     "reward_model.pairs", "preferences", ("prompt", "chosen", "rejected"), "preference pairs"
 )
@@ -170,6 +172,41 @@ def load_examples(
     except (TypeError, ValueError) as error:
         raise InputError(f"{subject} with {options}: {error}") from error
     return without(_checked(kind, drawn, subject), heldout, subject)
+
+
+def mix_examples(
+    kind: ExampleKind,
+    parts: Sequence[tuple[str, dict[str, Any], float]],
+    *,
+    seed: int,
+    heldout: frozenset[str],
+    unseen: frozenset[str] = frozenset(),
+) -> Iterator[Example]:
+    """Return endless examples of several sources, each a name, options and a weight.
+
+    They are drawn as the prompts of `Mixture`, without prompts whose text is in `unseen`; the rest
+    is as in `load_examples`.
+    """
+    drawn = []
+    for name, options, _ in parts:
+        examples = load_examples(kind, name, options=options, seed=seed, heldout=heldout)
+        origin = f"{kind.setting} = {name!r}"
+        drawn.append(without(examples, unseen, origin, advice="; hold out fewer"))
+    weights = [weight for *_, weight in parts]
+    return (next(drawn[chosen(weights, seed, position)]) for position in itertools.count())
+
+
+def read_examples(kind: ExampleKind, name: str, options: dict[str, Any]) -> list[Example]:
+    """Return the examples of a file or data set in their order.
+
+    Raises InputError for one that cannot be read, and for any other name.
+    """
+    rows = _table(kind, name, options)
+    if rows is None:
+        raise InputError(
+            f"{kind.setting} = {name!r} must be a file ({', '.join(SUFFIXES)}) or {DATASETS}NAME"
+        )
+    return _read(kind, name, rows)
 
 
 def prompts_of(example: Example) -> Iterator[str]:

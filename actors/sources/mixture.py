@@ -5,7 +5,7 @@ The part that a prompt comes from depends on the seed and its position alone.
 
 import json
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import accumulate, chain, count, pairwise, zip_longest
 from typing import Any
@@ -115,8 +115,8 @@ class Mixture:
         position, self.position = self.position, self.position + 1
         if not self._train:
             return self._held_out[position % len(self._held_out)]
-        chosen = self._choose(position)
-        return _named(self._parts[chosen], chosen, self._sources[chosen].next(1)[0])
+        number = self._choose(position)
+        return _named(self._parts[number], number, self._sources[number].next(1)[0])
 
     def one_of_each(self) -> list[Prompt]:
         """Return the next training prompt of every part, without moving any source."""
@@ -168,9 +168,15 @@ class Mixture:
 
     def _choose(self, position: int) -> int:
         """Return the number of the part that is drawn from at a position."""
-        sums = list(accumulate(weight_at(part.weight, position) for part in self._parts))
-        threshold = random.Random(f"{self._seed}/{position}").random() * sums[-1]
-        return next(number for number, upper in enumerate(sums) if threshold < upper)
+        weights = [weight_at(part.weight, position) for part in self._parts]
+        return chosen(weights, self._seed, position)
+
+
+def chosen(weights: Sequence[float], seed: int, position: int) -> int:
+    """Return the number of the part that is drawn from at a position, by the weights of all."""
+    sums = list(accumulate(weights))
+    threshold = random.Random(f"{seed}/{position}").random() * sums[-1]
+    return next(number for number, upper in enumerate(sums) if threshold < upper)
 
 
 def _name(part: Part, number: int) -> str:

@@ -11,7 +11,8 @@ from itertools import pairwise
 from actors.config import ActorsConfig
 from deploy.config.run_config import RunConfig
 from headway.cpu_cores import parse_cores
-from learner.config.supervised import SupervisedConfig
+from learner.config.learner import LearnerConfig
+from learner.config.supervised import SftConfig, SupervisedConfig
 
 
 def learner_on_cores(config: RunConfig, available: Iterable[int]) -> RunConfig:
@@ -37,6 +38,20 @@ def supervised_threads(
     times slower where anything else runs.
     """
     return section.threads or learner_on_cores(config, available).learner.threads_of_rank
+
+
+def learner_of_stage(
+    config: RunConfig, section: SftConfig, available: Iterable[int]
+) -> LearnerConfig:
+    """Return a stage's settings as those of a learner, on the cores of one in its place."""
+    alike = SftConfig.model_fields.keys() & LearnerConfig.model_fields.keys()
+    settings = {key: value for key in alike if (value := getattr(section, key)) is not None}
+    learner = LearnerConfig(**settings, compile=False)
+    devices = {"ranks": learner.ranks, "gpus": learner.gpus, "zero_node_ranks": None}
+    placed = config.learner.model_copy(update=devices)
+    placed = learner_on_cores(config.model_copy(update={"learner": placed}), available).learner
+    threads = section.threads or placed.threads
+    return learner.model_copy(update={"cores": placed.cores, "threads": threads})
 
 
 def learner_share(config: RunConfig, available: Iterable[int]) -> list[int]:

@@ -53,17 +53,21 @@ JOIN_SECONDS = 90.0
 """Deadline of a cluster to join, for which Ray itself tries again for many minutes."""
 VERSIONS_SECONDS = 60.0
 """Deadline of the nodes' answers, which have to start their first process."""
+SIZES = "actors.count, actors.cpus, actors.gpus, learner.ranks, learner.gpus"
+"""Keys that decide what a run needs of its nodes."""
 
 
 @contextmanager
-def cluster(config: RunConfig, logs: Path, *, may_lack: bool = False) -> Iterator[Path | None]:
+def cluster(
+    config: RunConfig, logs: Path, *, may_lack: bool = False, sizes: str = SIZES
+) -> Iterator[Path | None]:
     """Connect to Ray for the block; a cluster that was started on this machine ends with it.
 
     Such a cluster leaves no zombie and no folder; only this user may read its folder meanwhile,
     which is yielded: Ray keeps the output of the processes there, until it is copied to `logs`.
     A joined cluster yields None, and `may_lack` what the run needs: it may have lost nodes. Raises
-    InputError if none answers at the address, or its nodes lack what the run needs, and RunFailed
-    if Ray did not start on this machine, or a node did not answer in time.
+    InputError, with the keys of `sizes`, if its nodes lack what the run needs; or if none answers
+    at the address, and RunFailed if Ray did not start here, or a node did not answer in time.
     """
     os.environ.setdefault(NO_GPUS, "1")
     os.environ.setdefault(COLOURS, "0")
@@ -84,7 +88,7 @@ def cluster(config: RunConfig, logs: Path, *, may_lack: bool = False) -> Iterato
         output = Path(context.address_info["session_dir"]) / "logs"
         servers = _servers() if local else {}
         try:
-            _check_nodes(config, may_lack=may_lack and not local)
+            _check_nodes(config, sizes, may_lack=may_lack and not local)
             yield output if local else None
         except Exception as error:
             if local:
@@ -223,7 +227,7 @@ def _died(name: str) -> RayDied:
     return RayDied(f"Ray's {name} on this machine died, and with it all processes of the run")
 
 
-def _check_nodes(config: RunConfig, *, may_lack: bool) -> None:
+def _check_nodes(config: RunConfig, sizes: str, *, may_lack: bool) -> None:
     """Compare the run's requests with the nodes' resources, and the nodes' versions with ours."""
     address = config.deploy.ray_address
     nodes = alive_nodes()
@@ -231,8 +235,7 @@ def _check_nodes(config: RunConfig, *, may_lack: bool) -> None:
     requests = resource_requests(config, driver_node=driver_node)
     if not may_lack and (lacks := lacking(requests, nodes)):
         raise InputError(
-            f"the Ray cluster at {address!r} cannot hold this run; change "
-            "actors.count, actors.cpus, actors.gpus, learner.ranks, learner.gpus or "
+            f"the Ray cluster at {address!r} cannot hold this run; change {sizes} or "
             "deploy.placement, or add nodes first:\n  " + "\n  ".join(lacks)
         )
     if address == "local":

@@ -201,9 +201,7 @@ def _train(
     )
 
     def show(progress: Progress) -> None:
-        figures = f"loss {progress.loss:.4f} · accuracy {progress.accuracy:.2f}"
-        speed = progress.tokens / progress.seconds
-        terminal.advance(progress.step, f"{figures} · {speed:,.0f} tokens/s")
+        terminal.advance(progress.step, progress.text)
 
     with terminal.bar(section.steps, "the first step"):
         train_reward_model(engine, pairs.training(member), section, show)

@@ -1,8 +1,10 @@
 """`headway sft`: builds or loads the model of a recipe and trains it on demonstrations."""
 
 import asyncio
+import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
+from functools import partial
 from itertools import chain, islice
 from pathlib import Path
 from typing import Any
@@ -15,10 +17,24 @@ from actors.errors import PromptRefused
 from actors.rollout.chat_rendering import renderer_for
 from actors.rollout.demonstrations import DemonstrationRenderer, Tokens
 from actors.rollout.stops import load_stops
-from actors.sources.examples import DEMONSTRATIONS, Example, Messages, load_examples
+from actors.sources.examples import (
+    DEMONSTRATIONS,
+    HELDOUT_DEMONSTRATIONS,
+    Example,
+    Messages,
+    mix_examples,
+    prompts_of,
+    read_examples,
+)
 from actors.sources.rows import plain_text
-from deploy.cluster.cpu_affinity import supervised_threads
+from deploy.cluster.cpu_affinity import learner_of_stage
 from deploy.config.run_config import RunConfig
+from deploy.offline.stages import (
+    UnfinishedStage,
+    has_checkpoint,
+    kept_if_interrupted,
+    train_stage,
+)
 from deploy.preflight.machine_checks import check_runs_dir
 from deploy.preflight.models import check_adapter, find_model, warm_start_origin
 from deploy.preflight.prompts import heldout_texts
@@ -31,6 +47,8 @@ from learner.config.supervised import SftConfig
 from learner.model.tiny_tokenizer import tiny_tokenizer
 from queues.records import Prompt
 
+UNFINISHED = "unfinished"
+"""Folder, beside the model, of the checkpoints of a warm start that was interrupted."""
 CHECKED = 64
 """Demonstrations that are checked before the model is loaded; others when they are drawn."""
 
@@ -44,31 +62,47 @@ def warm_start(config: RunConfig, terminal: Terminal, *, replace: bool) -> Path:
         raise InputError(
             "the recipe has no [sft] section, which names the demonstrations and the steps"
         )
-    folder = config.warm_start
-    check_absent(folder, replace=replace)
+    folder, unfinished = config.warm_start, config.warm_start.parent / UNFINISHED
+    replacing = replace or has_checkpoint(unfinished)  # a command that might replace it has begun
+    check_absent(folder, replace=replacing)
     check_runs_dir(config)
     path = find_model(config.model.path) if config.model.path else None
     if path:
         check_model(path)
         check_adapter(config.sft.lora, path, section="sft.lora")
-    pairs = load_examples(
-        DEMONSTRATIONS,
-        config.sft.demonstrations,
-        options=config.sft.options,
-        seed=config.seed,
-        heldout=heldout_texts(config),
-    )
-    rendered = map(Demonstrations(config, path).render, pairs)
+    training, heldout = _split(config, config.sft)
+    render = Demonstrations(config, path).render
+    rendered = map(render, training)
     first = list(islice(rendered, CHECKED))
+    drawn = chain(first, rendered), [*map(render, heldout)]
+    private = config.deploy.private
     try:
-        with atomic_folder(folder, replace=replace, private=config.deploy.private) as partial:
+        with (
+            atomic_folder(folder, replace=replacing, private=private) as made,
+            kept_if_interrupted(
+                unfinished, warm_start_origin(config), terminal, replace=replace, private=private
+            ),
+        ):
             terminal.say("loading torch and DeepSpeed")
-            train_model(config, config.sft, chain(first, rendered), terminal, partial, path)
+            train_model(config, config.sft, drawn, terminal, made, path)
     except BaseException:
         with suppress(OSError):  # a folder that holds something else stays
             folder.parent.rmdir()
         raise
+    shutil.rmtree(unfinished, ignore_errors=True)
     return folder
+
+
+def _split(config: RunConfig, sft: SftConfig) -> tuple[Iterator[Example], list[Example]]:
+    """Return endless demonstrations for training, and those that are held out of it."""
+    parts = [(part.source, part.options, part.weight) for part in sft.parts]
+    texts = heldout_texts(config)
+    draw = partial(mix_examples, DEMONSTRATIONS, parts, seed=config.seed, heldout=texts)
+    if isinstance(sft.heldout, str):
+        heldout = read_examples(HELDOUT_DEMONSTRATIONS, sft.heldout, sft.heldout_options)
+    else:
+        heldout = list(islice(draw(), sft.heldout or 0))
+    return draw(unseen=frozenset(text for e in heldout for text in prompts_of(e))), heldout
 
 
 class Demonstrations:
@@ -137,55 +171,50 @@ class Demonstrations:
 def train_model(
     config: RunConfig,
     sft: SftConfig,
-    demonstrations: Iterator[Tokens],
+    demonstrations: tuple[Iterator[Tokens], list[Tokens]],
     terminal: Terminal,
-    partial: Path,
+    made: Path,
     path: str | None,
 ) -> None:
-    """Build the model, or load that of `path`, and train it into the folder `partial`."""
-    import torch
+    """Build the model, or load that of `path`, and train it into the folder `made`.
 
-    from learner.engine.deepspeed import PolicyEngine
-    from learner.model.logprobs import LogprobOptions
-    from learner.model.lora import add_adapter
-    from learner.model.policy import build_tiny, load_policy
+    `demonstrations` are those that are trained, without end, and those whose loss is measured.
+    """
+    from learner.model.policy import build_tiny
+    from learner.ranks.spec import LearnerSpec
     from learner.supervised.row_training import Progress
-    from learner.supervised.sft import Example, train_supervised
+    from learner.supervised.sft import Example, batches_of, train_supervised
+    from learner.supervised.stage import Stage
 
-    torch.set_num_threads(supervised_threads(config, sft, usable_cores()))
-    torch.manual_seed(config.seed)
-    origin = path or str(partial)
+    origin = path or str(made)
     if config.model.tiny is not None:
-        build_tiny(config.model.tiny, partial, seed=config.seed)
-    options = LogprobOptions(chunk=sft.logprob_chunk)
-    policy = load_policy(
-        origin,
-        options,
-        dtype=sft.dtype,
-        attention=sft.attention,
+        build_tiny(config.model.tiny, made, seed=config.seed)
+    unfinished = UnfinishedStage(made.parent / UNFINISHED)
+    training, heldout = ((Example(*tokens) for tokens in drawn) for drawn in demonstrations)
+    batches = unfinished.left(batches_of(training, sft.batch_tokens), sft.steps)
+    spec = LearnerSpec(
+        config=learner_of_stage(config, sft, usable_cores()),
+        section="sft",
+        model_path=origin,
+        seed=config.seed,
+        steps=sft.steps,
         context=config.actors.max_model_len or context_length(origin),
+        checkpoint=str(unfinished.checkpoint) if unfinished.checkpoint else None,
+        checkpoints=str(unfinished.losses.parent),
     )
-    if sft.lora is not None:
-        add_adapter(policy.model, sft.lora, seed=config.seed, section="sft.lora")
-    examples = (Example(*tokens) for tokens in demonstrations)
-    engine = PolicyEngine(
-        policy, sft, model_path=origin, zero_stage=sft.zero_stage, total_steps=sft.steps
+    stage = Stage(
+        spec=spec, config=sft, train=train_supervised, heldout=[*heldout], folder=str(made)
     )
-    parameters = sum(p.numel() for p in policy.parameters())
+    going_on = f", from step {unfinished.steps} on" if unfinished.steps else ""
+    terminal.say(f"supervised warm start: {sft.steps} steps{going_on}")
 
-    def show(progress: Progress) -> None:
-        speed = progress.tokens / progress.seconds
-        terminal.advance(progress.step, f"loss {progress.loss:.4f} · {speed:,.0f} tokens/s")
+    def report(progress: Progress) -> None:
+        terminal.advance(progress.step, progress.text)
+        unfinished.record(progress)
+        if (lost := progress.lost_to_rounding) is not None:
+            terminal.say(f"lost to rounding of the adapter's changes: {lost:.1%}")
 
-    terminal.say(
-        f"supervised warm start: {sft.steps} steps on a model of {parameters:,} parameters"
-    )
     with terminal.bar(sft.steps, "the first step"):
-        train_supervised(engine, examples, sft, show)
-    if sft.lora is not None and sft.dtype == "bfloat16":
-        terminal.say(
-            f"lost to rounding of the adapter's changes: {engine.lost_to_rounding() or 0:.1%}"
-        )
-    engine.save_model(partial)
-    engine.close()
-    (partial / ORIGIN_FILE).write_text(warm_start_origin(config))
+        train_stage(config, stage, batches, report, terminal)
+    shutil.copy(unfinished.losses, made)
+    (made / ORIGIN_FILE).write_text(warm_start_origin(config))

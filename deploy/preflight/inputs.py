@@ -261,7 +261,7 @@ def check_code(config: RunConfig) -> None:
     check_prompts(config, prompts)
     texts = frozenset(problem.text for problem in prompts.heldout)
     sft, learned = config.sft, config.reward_model
-    kinds = [(DEMONSTRATIONS, sft.demonstrations, sft.options)] if sft else []
+    kinds = [(DEMONSTRATIONS, part.source, part.options) for part in (sft.parts if sft else ())]
     kinds += [(PREFERENCES, learned.pairs, learned.options)] if learned else []
     for kind, name, options in kinds:
         next(load_examples(kind, name, options=options, seed=config.seed, heldout=texts))

@@ -198,15 +198,20 @@ RENDERING = {
 """Keys of `[actors]` that decide how a demonstration is rendered."""
 
 
+NEUTRAL = ("name", "ranks", "gpus", "checkpoint_every", "eval_every")
+"""Keys of `[sft]` on which what is learned does not depend."""
+
+
 def warm_start_origin(config: RunConfig) -> str:
     """Return the settings that a warm start depends on, and the files that they name, as JSON."""
     sections = config.model_dump(
         mode="json", include={"seed": True, "model": True, "sft": True, "actors": RENDERING}
     )
-    if sections["sft"] is not None:
-        del sections["sft"]["name"]
+    for key in NEUTRAL if sections["sft"] is not None else ():
+        del sections["sft"][key]
     sft = config.sft
-    named = sft and [sft.demonstrations, sft.options, _weights_of(sft.lora)]
+    sources = [(part.source, part.options) for part in sft.parts] if sft else []
+    named = sft and [sources, sft.heldout, _weights_of(sft.lora)]
     heldout = config.heldout and [config.heldout_source[2], *config.heldout.sets.values()]
     sections[FILES] = of_files([named or (), heldout or ()])
     return json.dumps(sections, sort_keys=True)

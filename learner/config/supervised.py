@@ -1,9 +1,11 @@
 """Settings of supervised training: the sections `[sft]` and `[reward_model]` of a recipe."""
 
-from typing import Any, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
+from headway.options import parse_options
+from headway.recipe_section import Section
 from learner.config.lora import LoraConfig
 from learner.config.optimizer import Dtype, OptimizerConfig, check_deepspeed
 
@@ -26,7 +28,8 @@ class SupervisedConfig(OptimizerConfig):
     attention: Literal["auto", "sdpa", "eager", "flash_attention_2"] = "auto"
     """Implementation of attention in transformers, as learner.attention."""
     threads: int | None = Field(default=None, ge=1)
-    """Torch threads; None takes as many as a rank of the learner has in a run on this machine."""
+    """Torch threads of a rank; None takes as many as one of the learner has in a run on this
+    machine."""
     lora: LoraConfig | None = None
     """An adapter, which is trained in place of the weights and merged into the model at the end."""
 
@@ -37,13 +40,44 @@ class SupervisedConfig(OptimizerConfig):
         return self
 
 
+class DemonstrationSource(Section):
+    """One of several sources of demonstrations."""
+
+    source: str
+    """As sft.demonstrations."""
+    options: dict[str, Any] = Field(default_factory=dict)
+    """As sft.options."""
+    weight: float = Field(default=1.0, gt=0, allow_inf_nan=False)
+    """Share of the demonstrations that are drawn from it, against the others."""
+
+
 class SftConfig(SupervisedConfig):
     """Supervised warm start on demonstrations: `headway sft RECIPE`."""
 
-    demonstrations: str
+    demonstrations: str | Annotated[tuple[dict[str, Any], ...], Field(min_length=1)]
     """Pairs with the fields prompt and completion, or conversations with the field messages: a
     JSONL, CSV, Parquet or Arrow file, `datasets:NAME`, or the name or dotted path of a prompt
-    source that has worked examples."""
+    source that has worked examples. Or a list of such sources with options and weights, as
+    [{ source = "a.jsonl", weight = 2 }, { source = "b.jsonl" }]."""
+    heldout: str | Annotated[int, Field(ge=1)] | None = None
+    """Demonstrations whose loss is measured, in nats per learned token, and whose prompts are never
+    trained: a number of those drawn first, or a file or data set, as demonstrations. None measures
+    nothing."""
+    heldout_options: dict[str, Any] = Field(default_factory=dict)
+    """Of a data set of held-out demonstrations: split, config and revision."""
+    eval_every: int | None = Field(default=None, ge=1)
+    """Optimizer steps between two measurements of the loss of held-out demonstrations; None
+    measures it after the last step alone."""
+    ranks: int = Field(default=1, ge=1)
+    """Processes that share every batch. One is that of the command; several are started by Ray,
+    placed as the learner's of a run."""
+    gpus: int = Field(default=0, ge=0, le=1)
+    """GPUs of each of several ranks. One rank takes the GPU of its machine, if there is one."""
+    zero_stage: int = Field(default=0, ge=0, le=3)
+    """DeepSpeed ZeRO, as learner.zero_stage."""
+    checkpoint_every: int | None = Field(default=None, ge=1)
+    """Optimizer steps between checkpoints, from the newest of which the command goes on after an
+    interruption. None writes none."""
     steps: int = Field(default=1000, ge=1)
     """Optimizer steps."""
     batch_tokens: int = Field(default=1024, ge=16)
@@ -52,6 +86,35 @@ class SftConfig(SupervisedConfig):
     """Capacity of one microbatch in tokens."""
     logprob_chunk: int = Field(default=1024, ge=1)
     """Positions whose logits are held at once."""
+
+    @property
+    def parts(self) -> tuple[DemonstrationSource, ...]:
+        """The sources of demonstrations with their options and weights."""
+        if isinstance(self.demonstrations, str):
+            return (DemonstrationSource(source=self.demonstrations, options=self.options),)
+        return tuple(
+            parse_options(DemonstrationSource, f"sft.demonstrations, entry {number}", part)
+            for number, part in enumerate(self.demonstrations, start=1)
+        )
+
+    @model_validator(mode="after")
+    def _keys_have_an_effect(self) -> Self:
+        if self.parts and self.options and not isinstance(self.demonstrations, str):
+            raise ValueError(
+                "options have no effect where demonstrations is a list; give each source its own, "
+                "as { source = …, options = … }"
+            )
+        if self.heldout_options and not isinstance(self.heldout, str):
+            raise ValueError(
+                f"heldout_options have no effect with heldout = {self.heldout}; they are those of "
+                'a data set, as heldout = "datasets:NAME"'
+            )
+        if self.eval_every is not None and self.heldout is None:
+            raise ValueError(
+                f"eval_every = {self.eval_every} measures nothing without heldout; give a number "
+                "of demonstrations or a file, or leave it out"
+            )
+        return self
 
 
 class RewardTrainingConfig(SupervisedConfig):

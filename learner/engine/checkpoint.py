@@ -28,7 +28,7 @@ from torch._C._distributed_c10d import Store
 from headway import clock, folder_checksums
 from headway.atomic_file import sync_path, sync_tree
 from headway.errors import InputError
-from learner.disk_wait import make_folder, write_text
+from learner.disk_wait import make_folder, wait_for_space, write_text
 from learner.engine.protocol import Trainable, TrainEngine
 from learner.engine.reference import Reference
 
@@ -190,6 +190,20 @@ def finish(root: Path, state: State) -> Path:
     temporary.rename(final)
     sync_path(root)
     return final
+
+
+def save(engine: TrainEngine, root: Path, state: State, *, keep: int) -> None:
+    """Write a checkpoint while training waits, and remove all but the newest `keep`. Collective."""
+    everyone = torch.zeros(1)
+    if engine.rank == 0:
+        prepare(root, state.version)
+        wait_for_space(root, newest_size(root))
+    engine.sum_over_ranks(everyone)  # the folder is there
+    capture(engine)(root / f".{checkpoint_path(root, state.version).name}.tmp")
+    engine.sum_over_ranks(everyone)  # every rank has written
+    if engine.rank == 0:
+        finish(root, state)
+        prune(root, newest=state.version, keep=keep, keep_seconds=0.0)
 
 
 def read_state(folder: Path) -> State:

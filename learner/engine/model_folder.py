@@ -26,7 +26,9 @@ WEIGHTS = frozenset({
     ".pth", ".safetensors", ".tflite",
 })  # fmt: skip
 """Endings of files that have weights, in one form or another."""
-OWN = frozenset({"state.json", "origin.json", folder_checksums.FILE_NAME, CONFIG_FILE})
+LOSSES_FILE = "losses.jsonl"
+"""File with a row for each step of the supervised training that made a folder."""
+OWN = frozenset({"state.json", "origin.json", folder_checksums.FILE_NAME, CONFIG_FILE, LOSSES_FILE})
 """Files that say what a folder was made with, which are not copied to another."""
 CONFIG = "config.json"
 SUBFOLDERS = ("additional_chat_templates", "custom_generate")

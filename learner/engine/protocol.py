@@ -62,6 +62,9 @@ class Trainable(Protocol):
             TrainingDiverged: The norm is not finite; the weights must not be published.
         """
 
+    def sum_over_ranks(self, values: Tensor) -> Tensor:
+        """Return the sum of a tensor over ranks, on the tensor's device. Collective."""
+
     def adopt(
         self, config: OptimizerConfig, total_steps: int, rates: Mapping[str, float] | None = None
     ) -> None:
@@ -111,9 +114,6 @@ class TrainEngine(Trainable, Protocol):
         [N, K] int64, only with `wanted`, are tokens that might stand in the place of each; their
         log-probabilities are computed too.
         """
-
-    def sum_over_ranks(self, values: Tensor) -> Tensor:
-        """Return the sum of a tensor over ranks, on the tensor's device. Collective."""
 
     def weights(self) -> Iterator[tuple[str, Tensor]]:
         """Yield names and tensors of the policy as in its model folder, each valid until the next.

@@ -129,7 +129,7 @@ class Rank:
         checkpoint_folder = self.spec.checkpoint
         if checkpoint_folder is not None:
             lora = lora.model_copy(update={"path": None})
-        section = "learner.critic.lora" if part else "learner.lora"
+        section = f"{self.spec.section}.critic.lora" if part else f"{self.spec.section}.lora"
         add_adapter(model, lora, seed=self.spec.seed, section=section)
         if checkpoint_folder is not None:
             check_base(read_adapter(Path(checkpoint_folder) / part), model)

@@ -183,9 +183,17 @@ def create_learner(
 
     `options_of` gives the Ray actor options of a rank, such as `scheduling_strategy`.
     """
+    actors = rank_actors(RankActor, spec, options_of)
+    return LearnerGroup([actor.remote(spec, rank) for rank, actor in enumerate(actors)])
+
+
+def rank_actors(
+    process: type[RankActor], spec: LearnerSpec, options_of: Callable[[int], Mapping[str, Any]]
+) -> list[Any]:
+    """Return the Ray actor class of each rank, with what its process reserves."""
     config = spec.config
-    actors = [
-        ray.remote(RankActor).options(
+    return [
+        ray.remote(process).options(
             num_cpus=config.cpus_of_rank,
             num_gpus=config.gpus,
             max_concurrency=8,
@@ -194,4 +202,3 @@ def create_learner(
         )
         for rank in range(config.ranks)
     ]
-    return LearnerGroup([actor.remote(spec, rank) for rank, actor in enumerate(actors)])

@@ -22,6 +22,8 @@ class LearnerSpec:
     """Settings and inputs of a learner, the same for all of its ranks."""
 
     config: LearnerConfig
+    section: str = "learner"
+    """Section of the recipe that has these settings, for messages."""
     model_path: str
     """Model folder or hub name: the tokenizer, and the weights unless there is a checkpoint."""
     teachers: tuple[str, ...] = ()

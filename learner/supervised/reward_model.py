@@ -27,6 +27,11 @@ class Pair:
     def __len__(self) -> int:
         return len(self.chosen) + len(self.rejected)
 
+    @property
+    def terms(self) -> int:
+        """A pair is one term of the loss."""
+        return 1
+
 
 def bradley_terry(
     chosen: Tensor, rejected: Tensor, *, margin: float = 0.0, centring: float = 0.0
@@ -54,14 +59,14 @@ def train_reward_model(
 ) -> None:
     """Train `config.steps` steps on an endless stream of pairs; call `report` after each step."""
 
-    def mean_loss(row: Sequence[Pair], batch: Sequence[Pair]) -> tuple[Tensor, int]:
-        """Return the part of a row in the mean over the pairs of the batch."""
+    def loss_of_row(row: Sequence[Pair]) -> tuple[Tensor, int]:
         chosen, rejected = _scores(engine, row)
         losses = bradley_terry(chosen, rejected, margin=config.margin, centring=config.centring)
-        return losses.sum() / len(batch), int((chosen > rejected).sum())
+        return losses.sum(), int((chosen > rejected).sum())
 
     batches = iter(lambda: [*islice(pairs, config.batch_pairs)], [])
-    train_rows(engine, batches, config, mean_loss, report)
+    for progress in train_rows(engine, batches, config, loss_of_row):
+        report(progress)
 
 
 @torch.no_grad()

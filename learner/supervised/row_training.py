@@ -1,23 +1,34 @@
-"""The loop of supervised training in one process: batches of texts, cut into packed rows.
+"""The loop of supervised training: batches, shared out over ranks and cut into packed rows.
 
-batch ─▶ rows of at most `microbatch_tokens` ─▶ loss of each row, backward ─▶ step ─▶ report
+batch ─▶ rows of this rank, at most `microbatch_tokens` ─▶ loss, backward ─▶ step ─▶ report
 """
 
 import time
 from collections.abc import Callable, Iterator, Sequence, Sized
 from dataclasses import dataclass
 from itertools import chain, islice
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 import torch
 from torch import Tensor
 
-from learner.batch.packing import pack
+from learner.batch.microbatch_plan import plan_microbatches
 from learner.config.supervised import RewardTrainingConfig, SftConfig
 from learner.engine.protocol import Trainable
 
-Item = TypeVar("Item", bound=Sized)
-"""A text, or several that lie in one row; its length is in tokens."""
+
+class Trained(Sized, Protocol):
+    """A text, or several that lie in one row; its length is in tokens."""
+
+    @property
+    def terms(self) -> int:
+        """Terms that it has in the mean loss of a batch: learned tokens, or 1 as a pair."""
+
+
+Item = TypeVar("Item", bound=Trained)
+LossOfRow = Callable[[list[Item]], tuple[Tensor, int | None]]
+"""Function of the items of a row. It returns the sum of the terms of their loss, and how many pairs
+have the higher score for the better text."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,36 +39,66 @@ class Progress:
     loss: float
     """Mean over the learned tokens, in nats, or over the pairs of the step."""
     tokens: int
-    """Tokens trained so far, prompts included."""
+    """Tokens trained since the loop began, prompts included."""
     seconds: float
     accuracy: float | None = None
     """Share of pairs whose better text had the higher score before the step."""
+    heldout: tuple[int, float] | None = None
+    """Step after which the loss of what is never trained was last measured, and its mean."""
+    lost_to_rounding: float | None = None
+    """Share of an adapter's changes that is lost in the model; None where not measured."""
+
+    @property
+    def text(self) -> str:
+        """The figures, for a line of progress."""
+        accuracy = [] if self.accuracy is None else [f"accuracy {self.accuracy:.2f}"]
+        heldout = [] if self.heldout is None else [f"held out {self.heldout[1]:.4f}"]
+        speed = f"{self.tokens / self.seconds:,.0f} tokens/s"
+        return " · ".join([f"loss {self.loss:.4f}", *accuracy, *heldout, speed])
 
 
 def train_rows(
     engine: Trainable,
     batches: Iterator[Sequence[Item]],
     config: SftConfig | RewardTrainingConfig,
-    loss_of_row: Callable[[list[Item], Sequence[Item]], tuple[Tensor, int | None]],
-    report: Callable[[Progress], None],
-) -> None:
-    """Train `config.steps` steps on an endless stream of batches; call `report` after each step.
+    loss_of_row: LossOfRow[Item],
+    heldout: Sequence[Item] = (),
+    eval_every: int | None = None,
+) -> Iterator[Progress]:
+    """Train up to step `config.steps` on a stream of batches; yield after each step. Collective.
 
-    `loss_of_row` is given the items of a row and those of its whole batch, over which the losses
-    are summed. With its loss it returns how many pairs have the higher score for the better text.
+    Every rank is given the same batches. The loss of `heldout` is measured every `eval_every` steps
+    (None: never in between), and after the last one.
     """
-    started, tokens = time.monotonic(), 0
-    for step, batch in enumerate(islice(batches, config.steps), 1):
-        sizes, total, right = [len(item) for item in batch], 0.0, list[int]()
-        for indices in pack(sizes, config.microbatch_tokens):
-            loss, row_right = loss_of_row([batch[i] for i in indices], batch)
-            engine.backward(loss)
-            total += float(loss.detach())
-            right += [] if row_right is None else [row_right]
+    started, tokens, done, measured = time.monotonic(), 0, engine.steps_taken, None
+    for step, batch in enumerate(islice(batches, config.steps - done), done + 1):
+        loss, accuracy = _mean_loss(engine, batch, config.microbatch_tokens, loss_of_row)
         engine.step()
-        tokens += sum(sizes)
-        accuracy, seconds = sum(right) / len(batch) if right else None, time.monotonic() - started
-        report(Progress(step, total, tokens, seconds, accuracy))
+        tokens += sum(len(item) for item in batch)
+        if heldout and (step == config.steps or step % (eval_every or config.steps) == 0):
+            with torch.no_grad():
+                value, _ = _mean_loss(engine, heldout, config.microbatch_tokens, loss_of_row)
+            measured = step, value
+        yield Progress(step, loss, tokens, time.monotonic() - started, accuracy, measured)
+
+
+def _mean_loss(
+    engine: Trainable, batch: Sequence[Item], capacity: int, loss_of_row: LossOfRow[Item]
+) -> tuple[float, float | None]:
+    """Return loss and accuracy of a batch over all ranks; backward where gradients are enabled."""
+    sizes = [len(item) for item in batch]
+    shortest, terms = sizes.index(min(sizes)), max(1, sum(item.terms for item in batch))
+    sums, has_pairs = torch.zeros(2, dtype=torch.float64), False
+    for indices in plan_microbatches(sizes, engine.ranks, capacity)[engine.rank]:
+        # Every rank enters the same collectives: one with less to do has a row that counts nothing.
+        loss, right = loss_of_row([batch[i] for i in indices or [shortest]])
+        share = loss / terms if indices else loss * 0
+        if torch.is_grad_enabled():
+            engine.backward(share)
+        has_pairs = right is not None
+        sums += torch.tensor([float(share.detach()), right or 0 if indices else 0])
+    total, right_pairs = engine.sum_over_ranks(sums).tolist()
+    return total, right_pairs / len(batch) if has_pairs else None
 
 
 def packed(texts: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor]:

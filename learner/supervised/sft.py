@@ -1,9 +1,9 @@
-"""Supervised warm start: next-token likelihood of demonstrations, in one process.
+"""Supervised warm start: next-token likelihood of demonstrations.
 
 A demonstration comes as token ids; text becomes ids where rollouts are rendered.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
 
@@ -26,32 +26,36 @@ class Example:
     def __len__(self) -> int:
         return len(self.token_ids)
 
+    @property
+    def terms(self) -> int:
+        """Tokens that are learned."""
+        return sum(self.loss_mask[1:])
+
 
 def train_supervised(
     engine: TrainEngine,
-    examples: Iterator[Example],
+    batches: Iterator[Sequence[Example]],
     config: SftConfig,
-    report: Callable[[Progress], None],
-) -> None:
-    """Train `config.steps` steps on endless examples; call `report` after each step."""
+    heldout: Sequence[Example] = (),
+) -> Iterator[Progress]:
+    """Train on a stream of `batches_of` examples; see `train_rows`."""
 
-    def mean_loss(row: Sequence[Example], batch: Sequence[Example]) -> tuple[Tensor, None]:
-        """Return the part of a row in the mean over all learned tokens of the batch."""
-        learned_tokens = max(1, sum(sum(example.loss_mask[1:]) for example in batch))
+    def loss_of_row(row: Sequence[Example]) -> tuple[Tensor, None]:
         token_ids, position_ids = packed([example.token_ids for example in row])
         learned = torch.tensor(list(chain.from_iterable(example.loss_mask for example in row)))
         learned &= position_ids > 0
         logprobs = engine.forward(token_ids, position_ids, learned).logprobs
-        return -logprobs[learned.to(logprobs.device)].sum() / learned_tokens, None
+        return -logprobs[learned.to(logprobs.device)].sum(), None
 
-    train_rows(engine, _batches(examples, config.batch_tokens), config, mean_loss, report)
+    return train_rows(engine, batches, config, loss_of_row, heldout, config.eval_every)
 
 
-def _batches(examples: Iterator[Example], tokens: int) -> Iterator[list[Example]]:
+def batches_of(examples: Iterator[Example], tokens: int) -> Iterator[list[Example]]:
     """Yield batches of at least so many tokens."""
-    batch: list[Example] = []
+    batch, count = list[Example](), 0
     for example in examples:
         batch.append(example)
-        if sum(len(example) for example in batch) >= tokens:
+        count += len(example)
+        if count >= tokens:
             yield batch
-            batch = []
+            batch, count = [], 0

@@ -9,7 +9,14 @@ from pyarrow import parquet
 from row_files import write_rows
 
 from actors.environments.protocol import Message
-from actors.sources.examples import DEMONSTRATIONS, PREFERENCES, load_examples
+from actors.sources.examples import (
+    DEMONSTRATIONS,
+    HELDOUT_DEMONSTRATIONS,
+    PREFERENCES,
+    load_examples,
+    mix_examples,
+    read_examples,
+)
 from actors.sources.lettered_chain_sum import CHARACTERS, LetteredChainSum
 from headway.errors import InputError
 
@@ -118,6 +125,30 @@ def test_a_file_may_be_named_by_its_path_or_as_the_option_of_files(tmp_path):
     assert next(demonstrations(path)) == next(demonstrations("files", path=path)) == ("a", "b")
     with pytest.raises(InputError, match="no option split"):
         demonstrations("files", path=path, split="train")
+
+
+def test_several_sources_are_mixed_by_weights_each_in_its_own_order(tmp_path):
+    rows = [{"prompt": f"{i}", "completion": "x"} for i in range(40)]
+    first = write_rows(tmp_path / "a.jsonl", *rows[:20])
+    second = write_rows(tmp_path / "b.jsonl", *rows[20:])
+    parts = [(str(first), {}, 3.0), (str(second), {}, 1.0)]
+    heldout = frozenset(["5", "25"])
+    mixed = list(islice(mix_examples(DEMONSTRATIONS, parts, seed=1, heldout=heldout), 2000))
+    assert mixed == list(islice(mix_examples(DEMONSTRATIONS, parts, seed=1, heldout=heldout), 2000))
+    of_first = [example for example in mixed if int(example[0]) < 20]
+    assert 0.72 < len(of_first) / len(mixed) < 0.78
+    assert of_first == list(islice(demonstrations(first, 1, heldout), len(of_first)))
+    assert not heldout & {prompt for prompt, _ in mixed}
+    alone = mix_examples(DEMONSTRATIONS, parts[:1], seed=1, heldout=heldout)
+    assert list(islice(alone, 50)) == of_first[:50]
+
+
+def test_examples_of_a_file_are_read_in_their_order_and_a_source_is_refused(tmp_path):
+    path = write_rows(tmp_path / "rows.jsonl", *({"prompt": p, "completion": "x"} for p in "cab"))
+    read = read_examples(HELDOUT_DEMONSTRATIONS, str(path), {})
+    assert [prompt for prompt, _ in read] == ["c", "a", "b"]
+    with pytest.raises(InputError, match=r"sft\.heldout = 'lettered_chain_sum' must be a file"):
+        read_examples(HELDOUT_DEMONSTRATIONS, "lettered_chain_sum", {})
 
 
 def test_a_source_shows_no_held_out_prompt_and_holds_out_as_many_itself():

@@ -5,6 +5,7 @@ import pytest
 from actors.config import ActorsConfig
 from deploy.cluster.cpu_affinity import (
     actors_on_cores,
+    learner_of_stage,
     learner_on_cores,
     share_out,
     supervised_threads,
@@ -117,3 +118,15 @@ def test_a_warm_start_has_the_threads_of_a_learner_unless_it_names_others(
 ):
     section = SftConfig(demonstrations="d.jsonl", threads=threads)
     assert supervised_threads(recipe({}, learner), section, range(16)) == expected
+    assert learner_of_stage(recipe({}, learner), section, range(16)).threads_of_rank == expected
+
+
+def test_the_ranks_of_a_warm_start_share_the_cores_of_a_learner_and_have_its_own_settings():
+    section = SftConfig(demonstrations="d.jsonl", ranks=2, zero_stage=3, learning_rate=0.5)
+    stage = learner_of_stage(
+        recipe({}, {"ranks": 4, "offload_optimizer": True}), section, range(16)
+    )
+    assert (stage.ranks, stage.zero_stage, stage.learning_rate) == (2, 3, 0.5)
+    assert not stage.offload_optimizer
+    assert stage.cores_of_rank(1) == [12, 13, 14, 15]
+    assert learner_of_stage(recipe({}, {}), section, range(2)).cpus_of_rank == 1

@@ -71,6 +71,24 @@ def test_a_warm_start_in_bfloat16_needs_zero_too():
         SftConfig(demonstrations="x", dtype="bfloat16")
 
 
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"demonstrations": []}, "at least 1 item"),
+        ({"demonstrations": [{"source": "x", "weight": 0}]}, "entry 1.*weight"),
+        ({"demonstrations": [{"source": "x"}, {"source": "y", "wieght": 1}]}, "entry 2.*'weight'"),
+        ({"demonstrations": [{"weight": 1}]}, "entry 1.*source"),
+        ({"demonstrations": [{"source": "x"}], "options": {"split": "a"}}, "give each source its"),
+        ({"heldout": 0}, "greater than or equal to 1"),
+        ({"heldout": 9, "heldout_options": {"split": "test"}}, "no effect with heldout = 9"),
+        ({"eval_every": 5}, "measures nothing without heldout"),
+    ],
+)
+def test_a_warm_start_refuses_keys_without_effect(settings, message):
+    with pytest.raises(ValidationError, match=message):
+        SftConfig(**{"demonstrations": "x", **settings})
+
+
 def test_the_reference_of_an_adapter_is_its_base_unless_it_is_another_or_moves():
     with_kl = {"lora": {}, "kl": {"coefficient": 0.1}}
     assert not LearnerConfig(**with_kl).holds_reference

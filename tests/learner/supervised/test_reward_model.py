@@ -41,6 +41,8 @@ def test_the_loss_is_the_formulas(chosen, rejected, margin, centring, expected):
 class SumEngine:
     """Scores a text so far by the sum of a weight for each token; plain SGD in float64."""
 
+    rank, ranks, steps_taken = 0, 1, 0
+
     def __init__(self, rate=0.2):
         self.weights = torch.linspace(-0.1, 0.1, 12, dtype=torch.float64).requires_grad_()
         self.rate, self.rows = rate, []
@@ -53,6 +55,9 @@ class SumEngine:
 
     def backward(self, loss):
         loss.backward()
+
+    def sum_over_ranks(self, values):
+        return values
 
     def step(self):
         with torch.no_grad():

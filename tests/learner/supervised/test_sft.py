@@ -5,11 +5,13 @@ import torch
 
 from learner.config.supervised import SftConfig
 from learner.engine.protocol import Forward
-from learner.supervised.sft import Example, train_supervised
+from learner.supervised.sft import Example, batches_of, train_supervised
 
 
 class TableEngine:
     """A bigram table: log-probability of a token given the one before it, by plain SGD."""
+
+    rank, ranks, steps_taken = 0, 1, 0
 
     def __init__(self, rate=1.0):
         self.table = torch.zeros(6, 6, dtype=torch.float64, requires_grad=True)
@@ -25,6 +27,9 @@ class TableEngine:
 
     def backward(self, loss):
         loss.backward()
+
+    def sum_over_ranks(self, values):
+        return values
 
     def step(self):
         with torch.no_grad():
@@ -46,11 +51,10 @@ def stream():
         yield from EXAMPLES
 
 
-def trained(**sizes):
-    engine, reports = TableEngine(), []
+def trained(kept=(), **sizes):
+    engine = TableEngine()
     config = SftConfig(demonstrations="x", batch_tokens=16, **{"microbatch_tokens": 16, **sizes})
-    train_supervised(engine, stream(), config, reports.append)
-    return engine, reports
+    return engine, list(train_supervised(engine, batches_of(stream(), 16), config, kept))
 
 
 def test_the_loss_falls_and_progress_counts_tokens():
@@ -79,7 +83,57 @@ def test_rows_do_not_change_the_result(capacity):
 
 def test_the_first_token_of_an_empty_prompt_is_not_learned_and_not_counted():
     """Nothing predicts it: it has no log-probability."""
-    example, reports = Example([2, 3, 1], [True, True, True]), []
+    example = Example([2, 3, 1], [True, True, True])
     config = SftConfig(demonstrations="x", batch_tokens=16, microbatch_tokens=16, steps=1)
-    train_supervised(TableEngine(), iter([example] * 9), config, reports.append)
-    assert reports[0].loss == pytest.approx(torch.log(torch.tensor(6.0)).item())
+    batches = batches_of(iter([example] * 9), 16)
+    [progress] = train_supervised(TableEngine(), batches, config)
+    assert progress.loss == pytest.approx(torch.log(torch.tensor(6.0)).item())
+
+
+def test_the_heldout_loss_is_measured_when_due_and_trains_nothing():
+    plain, _ = trained(steps=5)
+    engine, reports = trained(EXAMPLES, steps=5, eval_every=2, heldout=3)
+    torch.testing.assert_close(engine.table, plain.table, rtol=0, atol=0)
+    assert [r.heldout and r.heldout[0] for r in reports] == [None, 2, 2, 4, 5]
+    logprobs = engine.table.detach().log_softmax(-1)
+    learned = [(2, 3), (3, 4), (4, 1), (2, 5), (5, 1), (4, 1)]
+    mean = -sum(logprobs[pair].item() for pair in learned) / len(learned)
+    assert reports[-1].heldout[1] == pytest.approx(mean)
+    assert f"held out {mean:.4f}" in reports[-1].text
+
+
+class RankEngine(TableEngine):
+    """One of two ranks that run one after the other, each to its own share of the sums."""
+
+    ranks = 2
+
+    def __init__(self, rank):
+        super().__init__()
+        self.rank, self.sums = rank, []
+
+    def sum_over_ranks(self, values):
+        self.sums.append(values)
+        return values
+
+
+def test_ranks_share_a_batch_and_their_sums_are_those_of_one():
+    alone = TableEngine()
+    ranks = [RankEngine(0), RankEngine(1)]
+    config = SftConfig(demonstrations="x", batch_tokens=16, microbatch_tokens=16, steps=1)
+    for engine in (alone, *ranks):
+        engine.step = lambda: 0.0  # the gradients stay
+        list(train_supervised(engine, batches_of(stream(), 16), config))
+    shares = [sum(map(len, engine.rows)) for engine in ranks]
+    assert max(shares) <= 11, "of 15 or more tokens"
+    torch.testing.assert_close(ranks[0].table.grad + ranks[1].table.grad, alone.table.grad)
+    total = sum(engine.sums[0][0].item() for engine in ranks)
+    assert total == pytest.approx(torch.log(torch.tensor(6.0)).item())
+
+
+def test_a_rank_without_an_item_takes_part_and_adds_nothing():
+    engine = RankEngine(1)
+    engine.step = lambda: 0.0
+    config = SftConfig(demonstrations="x", batch_tokens=16, microbatch_tokens=16, steps=1)
+    list(train_supervised(engine, iter([EXAMPLES[:1]]), config))
+    assert engine.sums[0].tolist() == [0.0, 0.0]
+    assert not engine.table.grad.any()

@@ -1,0 +1,163 @@
+"""Trains a stage of supervised learning: one rank in this process, several on a Ray cluster.
+
+unfinished/ ─newest checkpoint─▶ batches that are left ─▶ ranks ─▶ model, losses
+◀────checkpoints, losses───────────────────────────────┘
+"""
+
+import asyncio
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from deploy.cluster.placement import resource_requests
+from deploy.config.run_config import RunConfig
+from deploy.preflight.models import refuse_another_origin
+from deploy.runtime.console import Terminal
+from deploy.storage.atomic_folder import ORIGIN_FILE
+from deploy.storage.jsonl import append_rows, read_rows, rewrite_rows
+from headway.errors import InputError
+from headway.folder_checksums import damage_of
+from headway.roles import Role
+
+if TYPE_CHECKING:
+    from learner.supervised.row_training import Progress
+    from learner.supervised.stage import Stage
+
+ANEW = "begin anew with --replace, or go on with what it was made with"
+
+
+def has_checkpoint(folder: Path) -> bool:
+    """Return whether a stage left a checkpoint in its folder."""
+    return any(folder.glob("v*"))
+
+
+@contextmanager
+def kept_if_interrupted(
+    folder: Path, origin: str, terminal: Terminal, *, replace: bool, private: bool
+) -> Iterator[None]:
+    """Have a folder for the checkpoints of the block, which is kept for the next command if any.
+
+    Raises:
+        InputError: Its checkpoints are of another `origin`, and it may not be replaced.
+    """
+    if has_checkpoint(folder) and not replace:
+        refuse_another_origin(folder, origin, ANEW, files=True)
+    else:
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir(mode=0o700 if private else 0o777)
+        (folder / ORIGIN_FILE).write_text(origin)
+    try:
+        yield
+    except BaseException as error:
+        if not has_checkpoint(folder):
+            shutil.rmtree(folder)
+        elif not isinstance(error, InputError):
+            terminal.say(f"the command goes on from the newest checkpoint in {folder}")
+        raise
+
+
+class UnfinishedStage:
+    """The folder of a stage that trains: its losses, and checkpoints to go on from."""
+
+    def __init__(self, folder: Path) -> None:
+        """Find the newest checkpoint that is whole, and drop the losses after it.
+
+        Raises:
+            InputError: Its description cannot be read.
+        """
+        from learner.engine.checkpoint import read_state
+        from learner.engine.model_folder import LOSSES_FILE
+
+        newest_first = sorted(folder.glob("v*"), reverse=True)
+        self.checkpoint = next((f for f in newest_first if damage_of(f) is None), None)
+        state = read_state(self.checkpoint) if self.checkpoint else None
+        self.steps = state.optimizer_steps if state else 0
+        """Steps that its weights have been trained."""
+        self._tokens = state.totals["tokens"] if state else 0
+        self.losses = folder / LOSSES_FILE
+        rows = read_rows(self.losses).intact
+        rewrite_rows(self.losses, [row for row in rows if row["step"] <= self.steps])
+
+    def left(self, batches: Iterator[Sequence[Any]], steps: int) -> Iterator[Sequence[Any]]:
+        """Return what is left of the batches of so many steps; draws those trained before.
+
+        Raises:
+            InputError: The batches are not those that were trained.
+        """
+        tokens = sum(len(item) for batch in islice(batches, self.steps) for item in batch)
+        if tokens != self._tokens:
+            raise InputError(
+                f"{self.checkpoint} was trained on {self._tokens} tokens in {self.steps} steps, "
+                f"and now they have {tokens}: the source draws others; begin anew with --replace"
+            )
+        return islice(batches, steps - self.steps)
+
+    def record(self, progress: "Progress") -> None:
+        """Write the loss of a step."""
+        measured, heldout_loss = progress.heldout or (0, None)
+        row = {
+            "step": progress.step,
+            "loss": progress.loss,
+            "tokens": self._tokens + progress.tokens,
+            "heldout_loss": heldout_loss if measured == progress.step else None,
+        }
+        append_rows(self.losses, [row])
+
+
+def train_stage(
+    config: RunConfig,
+    stage: "Stage",
+    batches: Iterator[Sequence[Any]],
+    report: "Callable[[Progress], None]",
+    terminal: Terminal,
+) -> None:
+    """Train a stage on the batches that it has steps left for, and write its model.
+
+    Raises:
+        InputError: The model or the checkpoint cannot be loaded, or the cluster not hold the ranks.
+        RunFailed: A rank died, raised or does not answer.
+    """
+    learner, section = stage.spec.config, stage.spec.section
+    if learner.ranks == 1:
+        import torch
+
+        from learner.ranks.rank import Rank
+
+        torch.set_num_threads(learner.threads_of_rank)
+        for progress in stage.run(Rank(stage.spec), batches):
+            report(progress)
+        return
+    import ray
+
+    from deploy.cluster.placement_group import Reservation
+    from deploy.cluster.ray_cluster import cluster
+    from deploy.driver.named_tasks import named
+    from learner.supervised.ray_stage import create_stage
+
+    actors = config.actors.model_copy(update={"cpus": 0.0, "gpus": 0.0})
+    ranks_only = config.model_copy(update={"actors": actors, "learner": learner})
+    sizes = f"{section}.ranks, {section}.threads, {section}.gpus"
+    terminal.say(f"starting Ray for {learner.ranks} ranks")
+    with (
+        tempfile.TemporaryDirectory(prefix=f"headway-{section}-") as scratch,
+        cluster(ranks_only, Path(scratch), sizes=sizes),
+    ):
+        driver_node = ray.get_runtime_context().get_node_id()
+        reservation = Reservation(
+            resource_requests(ranks_only, driver_node=driver_node),
+            config.deploy.start_timeout_seconds,
+            terminal,
+            shared=config.deploy.ray_address != "local",
+        )
+        group = create_stage(stage, partial(reservation.options, Role.LEARNER))
+
+        async def train() -> None:
+            await named(section, group.start())
+            await named(section, group.train(batches, report))
+
+        asyncio.run(train())
