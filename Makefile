@@ -97,7 +97,8 @@ trl: setup  ## Install TRL beside the environment, for `make test-trl` and `head
 	$(BIN)/pip install --quiet --no-deps --upgrade --target .trl -r deploy/locks/trl.txt
 
 test-trl: trl  ## Compare losses with TRL's own code
-	PYTHONPATH=$(CURDIR)/.trl $(BIN)/python -m pytest -m slow tests/learner/losses/test_losses_trl.py
+	PYTHONPATH=$(CURDIR)/.trl $(BIN)/python -m pytest -m slow tests/learner/losses/test_losses_trl.py \
+		tests/learner/supervised/test_prefer_trl.py
 
 red-team: setup  ## Hostile completions, texts, networks, signals, whole runs, damaged files, races; ends with tables
 	RED_TEAM_TABLE=$(VENV)/red-team.txt $(PYTEST) -q -m "slow or not slow" tests/red_team

@@ -66,9 +66,7 @@ class ExampleKind:
 
     def read(self, value: Any) -> Example:
         """Return an example, which user code may have made; raise ValueError if it is none."""
-        lost = (lost_backslash(text) for text in texts_of(value))
-        if problem := unencodable(value) or next(filter(None, lost), None):
-            raise ValueError(f"a text has {problem}")
+        check_texts(value)
         if self.conversations and isinstance(value, list):
             return _conversation(value)
         names = ", ".join(self.fields)
@@ -89,6 +87,13 @@ class ExampleKind:
                 f"{plain_text(opening)[:40]!r}"
             )
         return (opening, *completions)
+
+
+def check_texts(value: Any) -> None:
+    """Raise ValueError for a text in an example that no tokenizer can read."""
+    lost = (lost_backslash(text) for text in texts_of(value))
+    if problem := unencodable(value) or next(filter(None, lost), None):
+        raise ValueError(f"a text has {problem}")
 
 
 def _conversation(value: list[Any]) -> tuple[Messages, Messages]:

@@ -132,7 +132,8 @@ def make_base(options: RecipeOptions, name: str, least: int) -> RunConfig:
         )
     out = (options.out or recipe.deploy.runs_dir / f"bench-{name}-{timestamp()}").absolute()
     model = ModelConfig(path=initial_model(recipe, out))
-    changed = recipe.model_copy(update={"steps": steps, "model": model, "sft": None})
+    made = {"model": model, "sft": None, "prefer": None}
+    changed = recipe.model_copy(update={"steps": steps, **made})
     return changed.updated(deploy={"runs_dir": out})
 
 
@@ -153,7 +154,7 @@ def initial_model(recipe: RunConfig, out: Path) -> str:
     Raises:
         InputError: There is no such model, or `out` has a warm start of other settings.
     """
-    if recipe.sft is None:
+    if recipe.sft is None or recipe.prefer is not None:
         return model_path(recipe)
     origin = warm_start_origin(recipe)
     for folder in (out, recipe.deploy.runs_dir):

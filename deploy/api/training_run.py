@@ -222,6 +222,8 @@ def preparations(config: RunConfig) -> Iterator[str]:
     """Yield the commands that make what a recipe starts from, as far as it is missing."""
     if config.sft is not None and not (config.warm_start / "config.json").exists():
         yield "sft"
+    if config.prefer is not None and not (config.preferred / "config.json").exists():
+        yield "prefer"
     learned = config.actors.asks_reward_models and not config.actors.reward_model.paths
     if learned and not config.reward_models.exists():
         yield "reward-model"

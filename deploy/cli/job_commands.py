@@ -19,6 +19,7 @@ def submit(
     *,
     replace: Replace = False,
     sft: Annotated[bool, typer.Option(help="Make the recipe's warm start first.")] = False,
+    prefer: Annotated[bool, typer.Option(help="Train on its preferences first.")] = False,
     reward_model: Annotated[bool, typer.Option(help="Train its reward models first.")] = False,
     resume: Annotated[
         bool, typer.Option(help="Resume the run if it has begun; follow its job if that lives.")
@@ -39,7 +40,7 @@ def submit(
     from deploy.config.loader import read_recipe
 
     check(read_recipe(recipe, overrides))
-    preparation = {"sft": sft, "reward-model": reward_model}
+    preparation = {"sft": sft, "prefer": prefer, "reward-model": reward_model}
     before = [name for name, wanted in preparation.items() if wanted]
     command = command_of(recipe, overrides, replace=replace, resume=resume, before=before)
     modules = files_of(config, module, Path.cwd())

@@ -1,4 +1,4 @@
-"""The commands that train: `run`, `resume`, `sft` and `reward-model`.
+"""The commands that train: `run`, `resume`, `sft`, `prefer` and `reward-model`.
 
 Each checks its recipe and prints its first line before it imports anything heavy.
 """
@@ -64,7 +64,7 @@ def run(
         from deploy.storage.atomic_folder import in_use
         from deploy.storage.run_directory import RunDirectory
     directory = RunDirectory.of(config)
-    with in_use((config.warm_start, config.reward_models)):
+    with in_use((config.warm_start, config.preferred, config.reward_models)):
         inputs = load_inputs(config)
         with directory.created(config, replace=replace):
             _train(config, inputs, directory, terminal, process)
@@ -121,7 +121,7 @@ def resume(
         with deferred():
             from deploy.preflight.inputs import load_inputs
             from deploy.storage.atomic_folder import in_use
-        with in_use((config.warm_start, config.reward_models)):
+        with in_use((config.warm_start, config.preferred, config.reward_models)):
             inputs = load_inputs(config, resumed=directory, needs_space=not is_again)
             if overrides:
                 directory.store_recipe(config)
@@ -165,6 +165,17 @@ def sft(recipe: Recipe, overrides: Overrides = [], *, replace: Replace = False) 
 
     terminal = Terminal()
     terminal.say(f"warm start in {warm_start(config, terminal, replace=replace)}")
+    terminal.say(next_command("prefer" if config.prefer else "run", recipe, overrides))
+
+
+def prefer(recipe: Recipe, overrides: Overrides = [], *, replace: Replace = False) -> None:  # noqa: B006
+    """Train the model of a recipe on its preferences: DPO, IPO, KTO, ORPO or SimPO."""
+    config = load(recipe, overrides)
+    from deploy.offline.preferences import prefer_model
+    from deploy.runtime.console import Terminal
+
+    terminal = Terminal()
+    terminal.say(f"preferred model in {prefer_model(config, terminal, replace=replace)}")
     terminal.say(next_command("run", recipe, overrides))
 
 

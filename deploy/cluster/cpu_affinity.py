@@ -12,7 +12,7 @@ from actors.config import ActorsConfig
 from deploy.config.run_config import RunConfig
 from headway.cpu_cores import parse_cores
 from learner.config.learner import LearnerConfig
-from learner.config.supervised import SftConfig, SupervisedConfig
+from learner.config.supervised import StageConfig, SupervisedConfig
 
 
 def learner_on_cores(config: RunConfig, available: Iterable[int]) -> RunConfig:
@@ -41,10 +41,10 @@ def supervised_threads(
 
 
 def learner_of_stage(
-    config: RunConfig, section: SftConfig, available: Iterable[int]
+    config: RunConfig, section: StageConfig, available: Iterable[int]
 ) -> LearnerConfig:
     """Return a stage's settings as those of a learner, on the cores of one in its place."""
-    alike = SftConfig.model_fields.keys() & LearnerConfig.model_fields.keys()
+    alike = StageConfig.model_fields.keys() & LearnerConfig.model_fields.keys()
     settings = {key: value for key in alike if (value := getattr(section, key)) is not None}
     learner = LearnerConfig(**settings, compile=False)
     devices = {"ranks": learner.ranks, "gpus": learner.gpus, "zero_node_ranks": None}

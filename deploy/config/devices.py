@@ -50,7 +50,7 @@ def dtypes_here(config: RunConfig, *, on_gpu: bool) -> dict[str, dict[str, Any]]
     is_given = "dtype" in learner.model_fields_set | actors.model_fields_set
     chosen = {
         name: _automatic(section, getattr(section, "path", None) or path, name, on_gpu=on_gpu)
-        for name in ("sft", "reward_model")
+        for name in ("sft", "prefer", "reward_model")
         if (section := getattr(config, name)) is not None and section.dtype == "auto"
     }
     if learner.dtype == "auto" and actors.dtype != "auto":

@@ -8,7 +8,7 @@ from actors.config import ISSUED, SAMPLED, ActorsConfig, HeldoutConfig, PromptsC
 from deploy.config.deploy_config import DeployConfig
 from headway.recipe_section import ResumeRule, Section
 from learner.config.learner import LearnerConfig, ModelConfig
-from learner.config.supervised import RewardTrainingConfig, SftConfig
+from learner.config.supervised import PreferConfig, RewardTrainingConfig, SftConfig
 from queues.config import QueuesConfig
 from weight_sync.config import WeightSyncConfig
 
@@ -49,5 +49,6 @@ class RecipeKeys(Section):
     weight_sync: WeightSyncConfig = WeightSyncConfig()
     heldout: HeldoutConfig | None = None
     sft: Annotated[SftConfig | None, BEGINNING] = None
+    prefer: Annotated[PreferConfig | None, BEGINNING] = None
     reward_model: Annotated[RewardTrainingConfig | None, SAMPLED] = None
     deploy: DeployConfig = DeployConfig()

@@ -14,6 +14,7 @@ from deploy.config.recipe_keys import RecipeKeys
 from deploy.config.rules import check_against_objective, check_batch, check_source, check_transport
 from headway.errors import InputError
 from learner.config.learner import LearnerConfig
+from learner.config.supervised import SupervisedConfig
 from queues.config import QueuesConfig
 from queues.records import rollouts_at_once
 
@@ -141,8 +142,8 @@ class RunConfig(RecipeKeys):
         return self.with_model_names().model_dump(mode="json", exclude=exclude)
 
     def with_model_names(self) -> "RunConfig":
-        """Return the recipe with the names of its warm start and reward models filled in."""
-        sections = {"sft": self.sft, "reward_model": self.reward_model}
+        """Return the recipe with the names of what is made of its sections filled in."""
+        sections = {"sft": self.sft, "prefer": self.prefer, "reward_model": self.reward_model}
         return self.model_copy(
             update={
                 key: section.model_copy(update={"name": section.name or self.name})
@@ -162,11 +163,18 @@ class RunConfig(RecipeKeys):
     @property
     def warm_start(self) -> Path:
         """Folder of the model that `headway sft` makes from this recipe."""
-        name = (self.sft.name if self.sft else None) or self.name
-        return self.deploy.runs_dir / f"{name}-sft" / "model"
+        return self._made(self.sft, "sft") / "model"
+
+    @property
+    def preferred(self) -> Path:
+        """Folder of the model that `headway prefer` makes from this recipe."""
+        return self._made(self.prefer, "prefer") / "model"
 
     @property
     def reward_models(self) -> Path:
         """Folder of the model folders that `headway reward-model` makes from this recipe."""
-        name = (self.reward_model.name if self.reward_model else None) or self.name
-        return self.deploy.runs_dir / f"{name}-rm"
+        return self._made(self.reward_model, "rm")
+
+    def _made(self, section: SupervisedConfig | None, kind: str) -> Path:
+        name = (section.name if section else None) or self.name
+        return self.deploy.runs_dir / f"{name}-{kind}"

@@ -109,7 +109,7 @@ def _scoring(config: RunConfig, best_of: str | None, samples: int) -> RunConfig:
     check_scoring(scoring)
     models = actors.reward_model.model_copy(update={"paths": reward_model_paths(scoring)})
     actors = actors.model_copy(update={"reward_model": models})
-    return config.model_copy(update={"actors": actors, "sft": None})
+    return config.model_copy(update={"actors": actors, "sft": None, "prefer": None})
 
 
 def _inputs(config: RunConfig, path: str) -> Inputs:

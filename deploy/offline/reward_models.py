@@ -15,14 +15,18 @@ from typing import TYPE_CHECKING, Any
 from actors.engines.model_folder import check_model, load_tokenizer, refuse_quantised
 from actors.errors import PromptRefused
 from actors.reward_models.folder import Scale, TextReader, load_reader
-from actors.sources.examples import PREFERENCES, Example, load_examples, without
-from actors.sources.rows import plain_text
+from actors.sources.examples import PREFERENCES, Example
 from deploy.cluster.cpu_affinity import supervised_threads
 from deploy.config.run_config import RunConfig
 from deploy.errors import RunFailed
+from deploy.offline.pairs import DrawnPairs
 from deploy.preflight.machine_checks import check_runs_dir
-from deploy.preflight.models import check_adapter, find_model, model_path, reward_model_origin
-from deploy.preflight.prompts import heldout_texts
+from deploy.preflight.models import (
+    check_adapter,
+    find_model,
+    reward_model_origin,
+    warm_started_path,
+)
 from deploy.runtime.console import Terminal
 from deploy.storage.atomic_folder import ORIGIN_FILE, atomic_folder, check_absent
 from headway.cpu_cores import usable_cores
@@ -43,29 +47,14 @@ class PreferencePairs:
     """Preference pairs as token ids; raises InputError when it draws a pair that `read` refuses."""
 
     def __init__(self, config: RunConfig, section: RewardTrainingConfig, read: TextReader) -> None:
-        self.seed = config.seed
-        self._section, self._read = section, read
-        self._texts = heldout_texts(config)
-        kept = list(islice(self._load(self.seed), section.heldout_pairs))
-        self._kept_prompts = frozenset(plain_text(prompt) for prompt, *_ in kept)
-        self.heldout = [self._encode(preference) for preference in kept]
+        self.seed, self._read = config.seed, read
+        self._drawn = DrawnPairs(config, PREFERENCES, section)
+        self.heldout = [*map(self._encode, self._drawn.heldout)]
         """Pairs that accuracy is measured on."""
 
     def training(self, member: int) -> "Iterator[Pair]":
         """Yield training pairs of a member without end; none has the prompt of a held-out pair."""
-        drawn = without(
-            self._load(self.seed + member),
-            self._kept_prompts,
-            f"{PREFERENCES.setting} = {self._section.pairs!r}",
-            advice=f"; lower reward_model.heldout_pairs = {self._section.heldout_pairs}",
-        )
-        return (self._encode(preference) for preference in drawn)
-
-    def _load(self, seed: int) -> Iterator[Example]:
-        section = self._section
-        return load_examples(
-            PREFERENCES, section.pairs, options=section.options, seed=seed, heldout=self._texts
-        )
+        return map(self._encode, self._drawn.training(self.seed + member))
 
     def _encode(self, preference: Example) -> "Pair":
         from learner.supervised.reward_model import Pair
@@ -74,7 +63,7 @@ class PreferencePairs:
         try:
             return Pair(*(self._read(prompt, str(text)) for text in texts))
         except PromptRefused as error:
-            raise InputError(f"{PREFERENCES.setting} = {self._section.pairs!r}: {error}") from None
+            raise InputError(f"{self._drawn.subject}: {error}") from None
 
 
 def train_reward_models(config: RunConfig, terminal: Terminal, *, replace: bool) -> Path:
@@ -95,7 +84,7 @@ def train_reward_models(config: RunConfig, terminal: Terminal, *, replace: bool)
         path = find_model(section.path, setting="reward_model.path")
         refuse_quantised(path)
     else:
-        path = model_path(config)
+        path = warm_started_path(config)
         check_model(path)
     check_adapter(section.lora, path, section="reward_model.lora")
     actors = config.actors

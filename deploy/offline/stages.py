@@ -8,36 +8,68 @@ import asyncio
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from actors.engines.model_folder import context_length
+from deploy.cluster.cpu_affinity import learner_of_stage
 from deploy.cluster.placement import resource_requests
 from deploy.config.run_config import RunConfig
 from deploy.preflight.models import refuse_another_origin
 from deploy.runtime.console import Terminal
-from deploy.storage.atomic_folder import ORIGIN_FILE
+from deploy.storage.atomic_folder import ORIGIN_FILE, atomic_folder
 from deploy.storage.jsonl import append_rows, read_rows, rewrite_rows
+from headway.cpu_cores import usable_cores
 from headway.errors import InputError
 from headway.folder_checksums import damage_of
 from headway.roles import Role
+from learner.config.supervised import StageConfig
 
 if TYPE_CHECKING:
+    from learner.ranks.spec import LearnerSpec
     from learner.supervised.row_training import Progress
     from learner.supervised.stage import Stage
 
+UNFINISHED = "unfinished"
+"""Folder, beside the model, of the checkpoints of a stage that was interrupted."""
 ANEW = "begin anew with --replace, or go on with what it was made with"
 
 
-def has_checkpoint(folder: Path) -> bool:
-    """Return whether a stage left a checkpoint in its folder."""
+def _has_checkpoint(folder: Path) -> bool:
     return any(folder.glob("v*"))
 
 
 @contextmanager
-def kept_if_interrupted(
+def made_model(
+    config: RunConfig, folder: Path, origin: str, terminal: Terminal, *, replace: bool
+) -> Iterator[Path]:
+    """Yield the folder to write a stage's model to; its checkpoints lie in one beside it.
+
+    Raises:
+        InputError: It exists, or has checkpoints of another `origin`, and may not be replaced.
+    """
+    unfinished, private = folder.with_name(UNFINISHED), config.deploy.private
+    replacing = replace or _has_checkpoint(unfinished)  # a command that might replace it has begun
+    try:
+        with (
+            atomic_folder(folder, replace=replacing, private=private) as made,
+            _kept_if_interrupted(unfinished, origin, terminal, replace=replace, private=private),
+        ):
+            terminal.say("loading torch and DeepSpeed")
+            yield made
+            (made / ORIGIN_FILE).write_text(origin)
+    except BaseException:
+        with suppress(OSError):  # a folder that holds something else stays
+            folder.parent.rmdir()
+        raise
+    shutil.rmtree(unfinished, ignore_errors=True)
+
+
+@contextmanager
+def _kept_if_interrupted(
     folder: Path, origin: str, terminal: Terminal, *, replace: bool, private: bool
 ) -> Iterator[None]:
     """Have a folder for the checkpoints of the block, which is kept for the next command if any.
@@ -45,7 +77,7 @@ def kept_if_interrupted(
     Raises:
         InputError: Its checkpoints are of another `origin`, and it may not be replaced.
     """
-    if has_checkpoint(folder) and not replace:
+    if _has_checkpoint(folder) and not replace:
         refuse_another_origin(folder, origin, ANEW, files=True)
     else:
         shutil.rmtree(folder, ignore_errors=True)
@@ -54,7 +86,7 @@ def kept_if_interrupted(
     try:
         yield
     except BaseException as error:
-        if not has_checkpoint(folder):
+        if not _has_checkpoint(folder):
             shutil.rmtree(folder)
         elif not isinstance(error, InputError):
             terminal.say(f"the command goes on from the newest checkpoint in {folder}")
@@ -106,22 +138,67 @@ class UnfinishedStage:
             "tokens": self._tokens + progress.tokens,
             "heldout_loss": heldout_loss if measured == progress.step else None,
         }
+        if progress.accuracy is not None:
+            heldout_accuracy = progress.heldout_accuracy if measured == progress.step else None
+            row |= {"accuracy": progress.accuracy, "heldout_accuracy": heldout_accuracy}
         append_rows(self.losses, [row])
+
+
+def stage_spec(
+    config: RunConfig, section: StageConfig, name: str, path: str, unfinished: UnfinishedStage
+) -> "LearnerSpec":
+    """Return what the ranks of a stage begin with: the model of `path`, or the checkpoint."""
+    from learner.ranks.spec import LearnerSpec
+
+    return LearnerSpec(
+        config=learner_of_stage(config, section, usable_cores()),
+        section=name,
+        model_path=path,
+        seed=config.seed,
+        steps=section.steps,
+        context=config.actors.max_model_len or context_length(path),
+        checkpoint=str(unfinished.checkpoint) if unfinished.checkpoint else None,
+        checkpoints=str(unfinished.losses.parent),
+    )
 
 
 def train_stage(
     config: RunConfig,
     stage: "Stage",
     batches: Iterator[Sequence[Any]],
+    unfinished: UnfinishedStage,
+    terminal: Terminal,
+) -> None:
+    """Train a stage on what is left of its batches; write its model, with the losses beside it.
+
+    Raises:
+        InputError: The model or the checkpoint cannot be loaded, the cluster not hold the ranks, or
+            the batches are not those that were trained.
+        RunFailed: A rank died, raised or does not answer.
+    """
+    steps, batches = stage.config.steps, unfinished.left(batches, stage.config.steps)
+    going_on = f", from step {unfinished.steps} on" if unfinished.steps else ""
+    terminal.say(f"{stage.spec.section}: {steps} steps{going_on}")
+
+    def report(progress: "Progress") -> None:
+        terminal.advance(progress.step, progress.text)
+        unfinished.record(progress)
+        if (lost := progress.lost_to_rounding) is not None:
+            terminal.say(f"lost to rounding of the adapter's changes: {lost:.1%}")
+
+    with terminal.bar(steps, "the first step"):
+        _train(config, stage, batches, report, terminal)
+    shutil.copy(unfinished.losses, stage.folder)
+
+
+def _train(
+    config: RunConfig,
+    stage: "Stage",
+    batches: Iterator[Sequence[Any]],
     report: "Callable[[Progress], None]",
     terminal: Terminal,
 ) -> None:
-    """Train a stage on the batches that it has steps left for, and write its model.
-
-    Raises:
-        InputError: The model or the checkpoint cannot be loaded, or the cluster not hold the ranks.
-        RunFailed: A rank died, raised or does not answer.
-    """
+    """Train a stage on the batches that it has steps left for, and write its model."""
     learner, section = stage.spec.config, stage.spec.section
     if learner.ranks == 1:
         import torch

@@ -36,7 +36,7 @@ def before_warm_start(config: RunConfig, say: Callable[[str], None]) -> Iterator
 
             build_tiny(model.tiny, Path(folder), seed=config.seed)
             model = ModelConfig(path=folder)
-        yield config.model_copy(update={"sft": None, "model": model})
+        yield config.model_copy(update={"sft": None, "prefer": None, "model": model})
 
 
 def try_recipe(config: RunConfig, inputs: Inputs, count: int, say: Callable[[str], None]) -> None:

@@ -1,9 +1,7 @@
 """`headway sft`: builds or loads the model of a recipe and trains it on demonstrations."""
 
 import asyncio
-import shutil
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
 from functools import partial
 from itertools import chain, islice
 from pathlib import Path
@@ -27,28 +25,24 @@ from actors.sources.examples import (
     read_examples,
 )
 from actors.sources.rows import plain_text
-from deploy.cluster.cpu_affinity import learner_of_stage
 from deploy.config.run_config import RunConfig
 from deploy.offline.stages import (
+    UNFINISHED,
     UnfinishedStage,
-    has_checkpoint,
-    kept_if_interrupted,
+    made_model,
+    stage_spec,
     train_stage,
 )
 from deploy.preflight.machine_checks import check_runs_dir
 from deploy.preflight.models import check_adapter, find_model, warm_start_origin
 from deploy.preflight.prompts import heldout_texts
 from deploy.runtime.console import Terminal
-from deploy.storage.atomic_folder import ORIGIN_FILE, atomic_folder, check_absent
-from headway.cpu_cores import usable_cores
 from headway.errors import InputError
 from headway.user_code import call, where_raised
 from learner.config.supervised import SftConfig
 from learner.model.tiny_tokenizer import tiny_tokenizer
 from queues.records import Prompt
 
-UNFINISHED = "unfinished"
-"""Folder, beside the model, of the checkpoints of a warm start that was interrupted."""
 CHECKED = 64
 """Demonstrations that are checked before the model is loaded; others when they are drawn."""
 
@@ -62,9 +56,7 @@ def warm_start(config: RunConfig, terminal: Terminal, *, replace: bool) -> Path:
         raise InputError(
             "the recipe has no [sft] section, which names the demonstrations and the steps"
         )
-    folder, unfinished = config.warm_start, config.warm_start.parent / UNFINISHED
-    replacing = replace or has_checkpoint(unfinished)  # a command that might replace it has begun
-    check_absent(folder, replace=replacing)
+    folder, origin = config.warm_start, warm_start_origin(config)
     check_runs_dir(config)
     path = find_model(config.model.path) if config.model.path else None
     if path:
@@ -75,21 +67,8 @@ def warm_start(config: RunConfig, terminal: Terminal, *, replace: bool) -> Path:
     rendered = map(render, training)
     first = list(islice(rendered, CHECKED))
     drawn = chain(first, rendered), [*map(render, heldout)]
-    private = config.deploy.private
-    try:
-        with (
-            atomic_folder(folder, replace=replacing, private=private) as made,
-            kept_if_interrupted(
-                unfinished, warm_start_origin(config), terminal, replace=replace, private=private
-            ),
-        ):
-            terminal.say("loading torch and DeepSpeed")
-            train_model(config, config.sft, drawn, terminal, made, path)
-    except BaseException:
-        with suppress(OSError):  # a folder that holds something else stays
-            folder.parent.rmdir()
-        raise
-    shutil.rmtree(unfinished, ignore_errors=True)
+    with made_model(config, folder, origin, terminal, replace=replace) as made:
+        train_model(config, config.sft, drawn, terminal, made, path)
     return folder
 
 
@@ -108,18 +87,22 @@ def _split(config: RunConfig, sft: SftConfig) -> tuple[Iterator[Example], list[E
 class Demonstrations:
     """Demonstrations as token ids, each beginning as a rollout of its prompt does.
 
-    `path` is the folder or hub name of the model; None stands for the recipe's tiny model. Raises
-    InputError for a stop or an option of the chat template that does not exist.
+    `path` is the folder or hub name of the model; None stands for the recipe's tiny model.
+    `setting` names them in messages. Raises InputError for a stop or an option of the chat template
+    that does not exist.
     """
 
-    def __init__(self, config: RunConfig, path: str | None) -> None:
+    def __init__(
+        self, config: RunConfig, path: str | None, setting: str = DEMONSTRATIONS.setting
+    ) -> None:
+        self._setting = setting
         actors, tiny = config.actors, config.model.tiny
         tokenizer: Any = None
         if path is not None:
-            tokenizer, self._context = load_tokenizer(path), context_length(path)
+            tokenizer, self.context = load_tokenizer(path), context_length(path)
             ends = end_ids(path, tokenizer)
         elif tiny is not None:
-            tokenizer, self._context = tiny_tokenizer(tiny.characters, tiny.context), tiny.context
+            tokenizer, self.context = tiny_tokenizer(tiny.characters, tiny.context), tiny.context
             ends = frozenset([tokenizer.eos_token_id])
         renderer = renderer_for(tokenizer, actors)
         self._render = DemonstrationRenderer(
@@ -143,11 +126,11 @@ class Demonstrations:
             else:
                 tokens = self._render.conversation(messages, reply)
         except (PromptRefused, InputError) as error:
-            raise InputError(f"sft.demonstrations: {error}") from None
-        if len(tokens[0]) > self._context:
+            raise InputError(f"{self._setting}: {error}") from None
+        if len(tokens[0]) > self.context:
             raise InputError(
-                f"sft.demonstrations: {plain_text(prompt)[:40]!r} and its completion have "
-                f"{len(tokens[0])} tokens, must have at most {self._context}, the context of the "
+                f"{self._setting}: {plain_text(prompt)[:40]!r} and its completion have "
+                f"{len(tokens[0])} tokens, must have at most {self.context}, the context of the "
                 "model"
             )
         return tokens
@@ -181,8 +164,6 @@ def train_model(
     `demonstrations` are those that are trained, without end, and those whose loss is measured.
     """
     from learner.model.policy import build_tiny
-    from learner.ranks.spec import LearnerSpec
-    from learner.supervised.row_training import Progress
     from learner.supervised.sft import Example, batches_of, train_supervised
     from learner.supervised.stage import Stage
 
@@ -191,30 +172,11 @@ def train_model(
         build_tiny(config.model.tiny, made, seed=config.seed)
     unfinished = UnfinishedStage(made.parent / UNFINISHED)
     training, heldout = ((Example(*tokens) for tokens in drawn) for drawn in demonstrations)
-    batches = unfinished.left(batches_of(training, sft.batch_tokens), sft.steps)
-    spec = LearnerSpec(
-        config=learner_of_stage(config, sft, usable_cores()),
-        section="sft",
-        model_path=origin,
-        seed=config.seed,
-        steps=sft.steps,
-        context=config.actors.max_model_len or context_length(origin),
-        checkpoint=str(unfinished.checkpoint) if unfinished.checkpoint else None,
-        checkpoints=str(unfinished.losses.parent),
-    )
     stage = Stage(
-        spec=spec, config=sft, train=train_supervised, heldout=[*heldout], folder=str(made)
+        spec=stage_spec(config, sft, "sft", origin, unfinished),
+        config=sft,
+        train=train_supervised,
+        heldout=[*heldout],
+        folder=str(made),
     )
-    going_on = f", from step {unfinished.steps} on" if unfinished.steps else ""
-    terminal.say(f"supervised warm start: {sft.steps} steps{going_on}")
-
-    def report(progress: Progress) -> None:
-        terminal.advance(progress.step, progress.text)
-        unfinished.record(progress)
-        if (lost := progress.lost_to_rounding) is not None:
-            terminal.say(f"lost to rounding of the adapter's changes: {lost:.1%}")
-
-    with terminal.bar(sft.steps, "the first step"):
-        train_stage(config, stage, batches, report, terminal)
-    shutil.copy(unfinished.losses, made)
-    (made / ORIGIN_FILE).write_text(warm_start_origin(config))
+    train_stage(config, stage, batches_of(training, sft.batch_tokens), unfinished, terminal)

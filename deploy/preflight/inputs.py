@@ -23,6 +23,7 @@ from actors.reward_models.folder import check_reward_model
 from actors.rewards.rewards import check_scorable, load_rewards
 from actors.rollout.prompt_checks import check_fit
 from actors.sources.examples import DEMONSTRATIONS, PREFERENCES, load_examples
+from actors.sources.preferences import PREFERENCE_SETS
 from deploy.config.deploy_config import STALL_FACTOR
 from deploy.config.rules import check_against_objective
 from deploy.config.run_config import RunConfig
@@ -260,8 +261,13 @@ def check_code(config: RunConfig) -> None:
         prompts = open_prompts(config)
     check_prompts(config, prompts)
     texts = frozenset(problem.text for problem in prompts.heldout)
-    sft, learned = config.sft, config.reward_model
+    sft, prefer, learned = config.sft, config.prefer, config.reward_model
     kinds = [(DEMONSTRATIONS, part.source, part.options) for part in (sft.parts if sft else ())]
+    if prefer:
+        from learner.supervised.prefer import check_loss
+
+        check_loss(prefer)
+        kinds.append((PREFERENCE_SETS, prefer.pairs, prefer.options))
     kinds += [(PREFERENCES, learned.pairs, learned.options)] if learned else []
     for kind, name, options in kinds:
         next(load_examples(kind, name, options=options, seed=config.seed, heldout=texts))

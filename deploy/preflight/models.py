@@ -25,9 +25,9 @@ from deploy.config.run_config import RunConfig
 from deploy.storage.atomic_folder import ORIGIN_FILE
 from headway.errors import InputError
 from learner.config.lora import WEIGHTS_FILE, LoraConfig, adapted_layers, check_form, stored_form
+from learner.config.supervised import PreferConfig, RewardTrainingConfig
 from weight_sync.base_model import fingerprint
 
-SFT_ANEW = "run `headway sft --replace` with the same recipe and settings, or choose another name"
 REWARD_MODELS_ANEW = (
     "run `headway reward-model --replace` with the same recipe and settings, or name the model "
     "folders in actors.reward_model.paths"
@@ -40,8 +40,15 @@ HUB_NAME = re.compile(r"\w[\w.-]*/\w[\w.-]*")
 def model_path(config: RunConfig, *, is_new: bool = False) -> str:
     """Return the folder or hub name of the initial weights.
 
-    Of a run that `is_new`, a warm start's files of examples must be those that it was made with.
+    Of a run that `is_new`, the files of examples must be those that the weights were made with.
     """
+    if config.prefer is None:
+        return warm_started_path(config, is_new=is_new)
+    return _made_model("prefer", config.preferred, prefer_origin(config), is_new=is_new)
+
+
+def warm_started_path(config: RunConfig, *, is_new: bool = False) -> str:
+    """Return the folder or hub name of the weights before any preferences, as `model_path`."""
     if config.sft is None:
         if config.model.path is not None:
             return find_model(config.model.path)
@@ -49,16 +56,23 @@ def model_path(config: RunConfig, *, is_new: bool = False) -> str:
             "the recipe builds a model from scratch ([model.tiny]) but has no [sft] section; "
             "random weights answer nothing, so there is nothing to reinforce"
         )
-    folder, origin = config.warm_start, warm_start_origin(config)
+    return _made_model("sft", config.warm_start, warm_start_origin(config), is_new=is_new)
+
+
+def _made_model(command: str, folder: Path, origin: str, *, is_new: bool) -> str:
+    """Return the model folder that a command made, with the settings of this origin."""
     if not (folder / "config.json").exists():
-        made = sorted(config.deploy.runs_dir.glob(f"*-sft/model/{ORIGIN_FILE}"))
-        same = [f.parents[1].name.removesuffix("-sft") for f in made if f.read_text() == origin]
-        hint = f', or set sft.name = "{same[0]}", which was made with these' if same else ""
+        suffix = f"-{command}"
+        made = sorted(folder.parents[1].glob(f"*{suffix}/model/{ORIGIN_FILE}"))
+        same = [f.parents[1].name.removesuffix(suffix) for f in made if f.read_text() == origin]
+        hint = f', or set {command}.name = "{same[0]}", which was made with these' if same else ""
         raise InputError(
-            f"the recipe has an [sft] section, but {folder} does not exist yet; run `headway sft` "
-            f"with the same recipe and settings first{hint}"
+            f"the recipe has the section [{command}], but {folder} does not exist yet; run "
+            f"`headway {command}` with the same recipe and settings first{hint}"
         )
-    refuse_another_origin(folder, origin, SFT_ANEW, files=is_new)
+    anew = f"run `headway {command} --replace` with the same recipe and settings"
+    anew += ", or choose another name"
+    refuse_another_origin(folder, origin, anew, files=is_new)
     return str(folder.resolve())  # other nodes may have the target of a link, but not the link
 
 
@@ -219,12 +233,20 @@ def warm_start_origin(config: RunConfig) -> str:
 
 def reward_model_origin(config: RunConfig) -> str:
     """Return the settings that reward models depend on, and the files that they name, as JSON."""
-    section = config.model_dump(mode="json", include={"reward_model"})
-    if section["reward_model"] is not None:
-        del section["reward_model"]["name"]
-    origin = section | json.loads(warm_start_origin(config))
-    training = config.reward_model
-    named = training and [training.pairs, training.options, _weights_of(training.lora)]
+    return _origin_after_warm_start(config, "reward_model", config.reward_model)
+
+
+def prefer_origin(config: RunConfig) -> str:
+    """Return the settings that the preferred model depends on, and their files, as JSON."""
+    return _origin_after_warm_start(config, "prefer", config.prefer)
+
+
+def _origin_after_warm_start(
+    config: RunConfig, key: str, section: PreferConfig | RewardTrainingConfig | None
+) -> str:
+    own = section.model_dump(mode="json", exclude={*NEUTRAL}) if section else None
+    origin = {key: own} | json.loads(warm_start_origin(config))
+    named = section and [section.pairs, section.options, _weights_of(section.lora)]
     origin[FILES] |= of_files(named or ())
     return json.dumps(origin, sort_keys=True)
 

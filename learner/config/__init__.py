@@ -1,1 +1,1 @@
-"""Sections `[model]`, `[learner]`, `[sft]` and `[reward_model]` of a recipe."""
+"""Sections `[model]`, `[learner]`, `[sft]`, `[prefer]` and `[reward_model]` of a recipe."""

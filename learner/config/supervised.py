@@ -1,4 +1,4 @@
-"""Settings of supervised training: the sections `[sft]` and `[reward_model]` of a recipe."""
+"""Settings of supervised training: sections `[sft]`, `[prefer]` and `[reward_model]`."""
 
 from typing import Annotated, Any, Literal, Self
 
@@ -11,7 +11,7 @@ from learner.config.optimizer import Dtype, OptimizerConfig, check_deepspeed
 
 
 class SupervisedConfig(OptimizerConfig):
-    """Settings that warm start and reward-model training have in common."""
+    """Settings that the stages before reinforcement have in common."""
 
     name: str | None = Field(default=None, pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", max_length=100)
     """Name of what is trained; None takes the run's. Recipes with one name share it."""
@@ -51,7 +51,31 @@ class DemonstrationSource(Section):
     """Share of the demonstrations that are drawn from it, against the others."""
 
 
-class SftConfig(SupervisedConfig):
+class StageConfig(SupervisedConfig):
+    """Settings of stages that train a policy, on one rank or several."""
+
+    ranks: int = Field(default=1, ge=1)
+    """Processes that share every batch. One is that of the command; several are started by Ray,
+    placed as the learner's of a run."""
+    gpus: int = Field(default=0, ge=0, le=1)
+    """GPUs of each of several ranks. One rank takes the GPU of its machine, if there is one."""
+    zero_stage: int = Field(default=0, ge=0, le=3)
+    """DeepSpeed ZeRO, as learner.zero_stage."""
+    checkpoint_every: int | None = Field(default=None, ge=1)
+    """Optimizer steps between checkpoints, from the newest of which the command goes on after an
+    interruption. None writes none."""
+    eval_every: int | None = Field(default=None, ge=1)
+    """Optimizer steps between two measurements of the loss of held-out examples; None measures it
+    after the last step alone."""
+    logprob_chunk: int = Field(default=1024, ge=1)
+    """Positions whose logits are held at once."""
+    steps: int = Field(default=1000, ge=1)
+    """Optimizer steps."""
+    microbatch_tokens: int = Field(default=512, ge=16)
+    """Capacity of one microbatch in tokens; a longer text gets one of its own."""
+
+
+class SftConfig(StageConfig):
     """Supervised warm start on demonstrations: `headway sft RECIPE`."""
 
     demonstrations: str | Annotated[tuple[dict[str, Any], ...], Field(min_length=1)]
@@ -65,27 +89,8 @@ class SftConfig(SupervisedConfig):
     nothing."""
     heldout_options: dict[str, Any] = Field(default_factory=dict)
     """Of a data set of held-out demonstrations: split, config and revision."""
-    eval_every: int | None = Field(default=None, ge=1)
-    """Optimizer steps between two measurements of the loss of held-out demonstrations; None
-    measures it after the last step alone."""
-    ranks: int = Field(default=1, ge=1)
-    """Processes that share every batch. One is that of the command; several are started by Ray,
-    placed as the learner's of a run."""
-    gpus: int = Field(default=0, ge=0, le=1)
-    """GPUs of each of several ranks. One rank takes the GPU of its machine, if there is one."""
-    zero_stage: int = Field(default=0, ge=0, le=3)
-    """DeepSpeed ZeRO, as learner.zero_stage."""
-    checkpoint_every: int | None = Field(default=None, ge=1)
-    """Optimizer steps between checkpoints, from the newest of which the command goes on after an
-    interruption. None writes none."""
-    steps: int = Field(default=1000, ge=1)
-    """Optimizer steps."""
     batch_tokens: int = Field(default=1024, ge=16)
     """Smallest number of tokens of one optimizer step, prompts included."""
-    microbatch_tokens: int = Field(default=512, ge=16)
-    """Capacity of one microbatch in tokens."""
-    logprob_chunk: int = Field(default=1024, ge=1)
-    """Positions whose logits are held at once."""
 
     @property
     def parts(self) -> tuple[DemonstrationSource, ...]:
@@ -115,6 +120,31 @@ class SftConfig(SupervisedConfig):
                 "of demonstrations or a file, or leave it out"
             )
         return self
+
+
+class PreferConfig(StageConfig):
+    """Offline preferences: `headway prefer RECIPE`.
+
+    They begin from the recipe's model, or its warm start where there is one, which is the reference
+    too; reinforcement begins from their result.
+    """
+
+    pairs: str
+    """Rows with the fields chosen and rejected, and a prompt unless it begins both; for KTO also
+    with prompt, completion and label. Texts, or lists of messages: a JSONL, CSV, Parquet or Arrow
+    file, `datasets:NAME`, or the name or dotted path of a prompt source that has preferences."""
+    loss: Literal["dpo", "ipo", "kto", "orpo", "simpo"] = "dpo"
+    """The loss; formulas and options are in `learner/docs/objectives.md`."""
+    loss_options: dict[str, Any] = Field(default_factory=dict)
+    """Keyword arguments of the loss."""
+    batch_pairs: int = Field(default=32, ge=1)
+    """Pairs of one optimizer step; under KTO judged completions, of which a pair is two."""
+    microbatch_tokens: int = Field(default=2048, ge=16)
+    """Capacity of one microbatch in tokens; a longer pair gets one of its own."""
+    learning_rate: float = Field(default=1e-6, gt=0)
+    """Full rate of AdamW."""
+    heldout_pairs: int = Field(default=256, ge=1)
+    """Pairs that are never trained; loss and accuracy are measured on them."""
 
 
 class RewardTrainingConfig(SupervisedConfig):

@@ -4,23 +4,21 @@ Rafailov et al. 2023 (arXiv 2305.18290, eq. 7); label smoothing: cDPO; online: O
 2402.04792); IPO: Azar et al. 2023 (arXiv 2310.12036). A pair is a group of two rollouts.
 """
 
-from typing import Annotated, Literal
+from typing import Literal
 
 import torch
-from pydantic import Field
 from torch import Tensor
-from torch.nn.functional import softplus
 
 from headway.errors import InputError
-from learner.config.option_types import Positive
 from learner.losses.loss_inputs import LossInputs, Segments, TokenLoss
+from learner.losses.preferences import Beta, Smoothing, logistic, squared
 
 
 def dpo(
     inputs: LossInputs,
     *,
-    beta: Annotated[Positive, Field(allow_inf_nan=False)] = 0.1,
-    label_smoothing: Annotated[float, Field(ge=0, lt=0.5)] = 0.0,
+    beta: Beta = 0.1,
+    label_smoothing: Smoothing = 0.0,
     variant: Literal["sigmoid", "ipo"] = "sigmoid",
 ) -> TokenLoss:
     """L = −(1 − ε)·log σ(β·z) − ε·log σ(−β·z), z = D(preferred) − D(other).
@@ -35,10 +33,9 @@ def dpo(
     """
     margin, paired = _margins(inputs, mean=variant == "ipo")
     if variant == "ipo":
-        loss = (margin - 1 / (2 * beta)).square()
+        loss = squared(margin, beta=beta)
     else:
-        wrong, right = softplus(-beta * margin), softplus(beta * margin)
-        loss = (1 - label_smoothing) * wrong + label_smoothing * right
+        loss = logistic(margin, beta=beta, label_smoothing=label_smoothing)
     stats = {
         "unpaired": (inputs.trained & ~paired).sum(),
         "misordered": (paired & (margin.detach() < 0)).sum(),

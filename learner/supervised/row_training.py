@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from learner.batch.microbatch_plan import plan_microbatches
-from learner.config.supervised import RewardTrainingConfig, SftConfig
+from learner.config.supervised import RewardTrainingConfig, StageConfig
 from learner.engine.protocol import Trainable
 
 
@@ -45,6 +45,8 @@ class Progress:
     """Share of pairs whose better text had the higher score before the step."""
     heldout: tuple[int, float] | None = None
     """Step after which the loss of what is never trained was last measured, and its mean."""
+    heldout_accuracy: float | None = None
+    """Accuracy that was measured with it."""
     lost_to_rounding: float | None = None
     """Share of an adapter's changes that is lost in the model; None where not measured."""
 
@@ -53,6 +55,8 @@ class Progress:
         """The figures, for a line of progress."""
         accuracy = [] if self.accuracy is None else [f"accuracy {self.accuracy:.2f}"]
         heldout = [] if self.heldout is None else [f"held out {self.heldout[1]:.4f}"]
+        if self.heldout_accuracy is not None:
+            heldout.append(f"accuracy {self.heldout_accuracy:.2f}")
         speed = f"{self.tokens / self.seconds:,.0f} tokens/s"
         return " · ".join([f"loss {self.loss:.4f}", *accuracy, *heldout, speed])
 
@@ -60,29 +64,34 @@ class Progress:
 def train_rows(
     engine: Trainable,
     batches: Iterator[Sequence[Item]],
-    config: SftConfig | RewardTrainingConfig,
+    config: StageConfig | RewardTrainingConfig,
     loss_of_row: LossOfRow[Item],
     heldout: Sequence[Item] = (),
-    eval_every: int | None = None,
+    prepare: Callable[[Sequence[Item]], Sequence[Item]] = lambda batch: batch,
 ) -> Iterator[Progress]:
     """Train up to step `config.steps` on a stream of batches; yield after each step. Collective.
 
-    Every rank is given the same batches. The loss of `heldout` is measured every `eval_every` steps
-    (None: never in between), and after the last one.
+    Every rank is given the same batches. The loss of `heldout` is measured every
+    `config.eval_every` steps, if it is given, and after the last one. `prepare` is called with each
+    batch, and with the held-out one, before its loss, for what depends on the whole batch.
     """
-    started, tokens, done, measured = time.monotonic(), 0, engine.steps_taken, None
+    started, tokens, done = time.monotonic(), 0, engine.steps_taken
+    every = config.eval_every if isinstance(config, StageConfig) else None
+    measured, kept_accuracy = None, None
     for step, batch in enumerate(islice(batches, config.steps - done), done + 1):
-        loss, accuracy = _mean_loss(engine, batch, config.microbatch_tokens, loss_of_row)
+        capacity = config.microbatch_tokens
+        loss, accuracy = mean_loss(engine, prepare(batch), capacity, loss_of_row)
         engine.step()
         tokens += sum(len(item) for item in batch)
-        if heldout and (step == config.steps or step % (eval_every or config.steps) == 0):
+        if heldout and (step == config.steps or step % (every or config.steps) == 0):
             with torch.no_grad():
-                value, _ = _mean_loss(engine, heldout, config.microbatch_tokens, loss_of_row)
+                value, kept_accuracy = mean_loss(engine, prepare(heldout), capacity, loss_of_row)
             measured = step, value
-        yield Progress(step, loss, tokens, time.monotonic() - started, accuracy, measured)
+        seconds = time.monotonic() - started
+        yield Progress(step, loss, tokens, seconds, accuracy, measured, kept_accuracy)
 
 
-def _mean_loss(
+def mean_loss(
     engine: Trainable, batch: Sequence[Item], capacity: int, loss_of_row: LossOfRow[Item]
 ) -> tuple[float, float | None]:
     """Return loss and accuracy of a batch over all ranks; backward where gradients are enabled."""
@@ -96,7 +105,7 @@ def _mean_loss(
         if torch.is_grad_enabled():
             engine.backward(share)
         has_pairs = right is not None
-        sums += torch.tensor([float(share.detach()), right or 0 if indices else 0])
+        sums += sums.new_tensor([float(share.detach()), right or 0 if indices else 0])
     total, right_pairs = engine.sum_over_ranks(sums).tolist()
     return total, right_pairs / len(batch) if has_pairs else None
 

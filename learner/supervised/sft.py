@@ -47,7 +47,7 @@ def train_supervised(
         logprobs = engine.forward(token_ids, position_ids, learned).logprobs
         return -logprobs[learned.to(logprobs.device)].sum(), None
 
-    return train_rows(engine, batches, config, loss_of_row, heldout, config.eval_every)
+    return train_rows(engine, batches, config, loss_of_row, heldout)
 
 
 def batches_of(examples: Iterator[Example], tokens: int) -> Iterator[list[Example]]:

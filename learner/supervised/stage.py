@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from headway import clock
-from learner.config.supervised import SftConfig
+from learner.config.supervised import StageConfig
 from learner.engine import checkpoint
 from learner.ranks.rank import Rank
 from learner.ranks.spec import LearnerSpec
@@ -21,7 +21,7 @@ class Stage:
 
     spec: LearnerSpec
     """The ranks, with the model and the checkpoint that they begin with."""
-    config: SftConfig
+    config: StageConfig
     train: Callable[..., Iterator[Progress]]
     """Loop of the stage, such as `train_supervised`."""
     heldout: Sequence[Any]

@@ -18,7 +18,8 @@ def evaluate(tmp_path, tiny_model):
     (tmp_path / "varied.py").write_text(REWARD)
 
     def call(*arguments, code=0):
-        fixed = ["--suite", RECIPE, "--set", "actors.heldout_reward=['varied:score']"]
+        unmade = ["--set", "prefer.pairs=lettered_chain_sum"]  # what the policy is not made by
+        fixed = ["--suite", RECIPE, *unmade, "--set", "actors.heldout_reward=['varied:score']"]
         result = call_main(["eval", tiny_model, *fixed, *arguments], tmp_path)
         assert result.returncode == code, result.stdout + result.stderr
         call.errors = result.stderr

@@ -4,40 +4,8 @@ import pytest
 import torch
 
 from learner.config.supervised import SftConfig
-from learner.engine.protocol import Forward
 from learner.supervised.sft import Example, batches_of, train_supervised
-
-
-class TableEngine:
-    """A bigram table: log-probability of a token given the one before it, by plain SGD."""
-
-    rank, ranks, steps_taken = 0, 1, 0
-
-    def __init__(self, rate=1.0):
-        self.table = torch.zeros(6, 6, dtype=torch.float64, requires_grad=True)
-        self.rate = rate
-        self.rows = []
-
-    def forward(self, token_ids, position_ids, wanted=None):
-        self.rows.append(token_ids.tolist())
-        logprobs = self.table.log_softmax(-1)[token_ids[:-1], token_ids[1:]]
-        follows = position_ids[1:] > 0
-        padded = torch.nn.functional.pad(logprobs * follows, (1, 0))
-        return Forward(padded, torch.zeros_like(padded))
-
-    def backward(self, loss):
-        loss.backward()
-
-    def sum_over_ranks(self, values):
-        return values
-
-    def step(self):
-        with torch.no_grad():
-            self.table -= self.rate * self.table.grad
-        norm = float(self.table.grad.norm())
-        self.table.grad = None
-        return norm
-
+from tests.learner.bigram_engine import BigramEngine
 
 EXAMPLES = [
     Example([2, 3, 4, 1], [False, True, True, True]),
@@ -52,7 +20,7 @@ def stream():
 
 
 def trained(kept=(), **sizes):
-    engine = TableEngine()
+    engine = BigramEngine()
     config = SftConfig(demonstrations="x", batch_tokens=16, **{"microbatch_tokens": 16, **sizes})
     return engine, list(train_supervised(engine, batches_of(stream(), 16), config, kept))
 
@@ -86,7 +54,7 @@ def test_the_first_token_of_an_empty_prompt_is_not_learned_and_not_counted():
     example = Example([2, 3, 1], [True, True, True])
     config = SftConfig(demonstrations="x", batch_tokens=16, microbatch_tokens=16, steps=1)
     batches = batches_of(iter([example] * 9), 16)
-    [progress] = train_supervised(TableEngine(), batches, config)
+    [progress] = train_supervised(BigramEngine(), batches, config)
     assert progress.loss == pytest.approx(torch.log(torch.tensor(6.0)).item())
 
 
@@ -102,7 +70,7 @@ def test_the_heldout_loss_is_measured_when_due_and_trains_nothing():
     assert f"held out {mean:.4f}" in reports[-1].text
 
 
-class RankEngine(TableEngine):
+class RankEngine(BigramEngine):
     """One of two ranks that run one after the other, each to its own share of the sums."""
 
     ranks = 2
@@ -117,7 +85,7 @@ class RankEngine(TableEngine):
 
 
 def test_ranks_share_a_batch_and_their_sums_are_those_of_one():
-    alone = TableEngine()
+    alone = BigramEngine()
     ranks = [RankEngine(0), RankEngine(1)]
     config = SftConfig(demonstrations="x", batch_tokens=16, microbatch_tokens=16, steps=1)
     for engine in (alone, *ranks):

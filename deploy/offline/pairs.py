@@ -1,0 +1,31 @@
+"""Preference pairs of a recipe: the held-out ones, and those of other prompts for training."""
+
+from collections.abc import Iterator
+from functools import partial
+from itertools import islice
+
+from actors.sources.examples import Example, ExampleKind, load_examples, without
+from actors.sources.rows import plain_text
+from deploy.config.run_config import RunConfig
+from deploy.preflight.prompts import heldout_texts
+from learner.config.supervised import PreferConfig, RewardTrainingConfig
+
+
+class DrawnPairs:
+    """The pairs of a section, as texts; raises InputError when it draws one that cannot be read."""
+
+    def __init__(
+        self, config: RunConfig, kind: ExampleKind, section: PreferConfig | RewardTrainingConfig
+    ) -> None:
+        texts, options = heldout_texts(config), section.options
+        self._draw = partial(load_examples, kind, section.pairs, options=options, heldout=texts)
+        self.subject = f"{kind.setting} = {section.pairs!r}"
+        """Setting of their origin, for messages."""
+        key = kind.setting.replace(".pairs", ".heldout_pairs")
+        self._advice = f"; lower {key} = {section.heldout_pairs}"
+        self.heldout = list(islice(self._draw(seed=config.seed), section.heldout_pairs))
+
+    def training(self, seed: int) -> Iterator[Example]:
+        """Yield pairs without end; none has the prompt of a held-out one."""
+        texts = frozenset(plain_text(prompt) for prompt, *_ in self.heldout)
+        return without(self._draw(seed=seed), texts, self.subject, advice=self._advice)
