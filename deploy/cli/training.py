@@ -1,8 +1,9 @@
-"""The commands that train: `run`, `resume`, `sft`, `prefer` and `reward-model`.
+"""The commands that train: `run`, `resume`, `sft`, `prefer`, `reward-model` and `pipeline`.
 
 Each checks its recipe and prints its first line before it imports anything heavy.
 """
 
+import shlex
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -193,3 +194,31 @@ def reward_model(
     terminal = Terminal()
     terminal.say(f"reward models in {train_reward_models(config, terminal, replace=replace)}")
     terminal.say(next_command("run", recipe, overrides))
+
+
+def pipeline(
+    file: Annotated[str, typer.Argument(help="A TOML file of stages, or `demo`.")],
+    *,
+    redo: Annotated[
+        list[str],
+        typer.Option(metavar="STAGE", help="Do this stage anew, and what is made of it."),
+    ] = [],  # noqa: B006
+    runs_dir: RunsDir = Path("runs"),
+) -> None:
+    """Do the stages of a file: warm start, preferences, reward models, runs, each scored.
+
+    The same command goes on with what was interrupted, and leaves out what is done.
+    """
+    from deploy.config.pipeline import load_pipeline
+
+    stages = load_pipeline(file, runs_dir)
+    from deploy.offline.pipeline import PipelineRun
+    from deploy.report.pipeline_report import pipeline_report, show_pipeline
+    from deploy.runtime.console import Terminal
+
+    terminal = Terminal()
+    place = [] if runs_dir == Path("runs") else ["--runs-dir", str(runs_dir)]
+    again = shlex.join(["headway", "pipeline", file, *place])
+    done = PipelineRun(stages, again, terminal.say).run(redo)
+    show_pipeline(stages.folder.name, done, terminal.console)
+    terminal.say(f"report: {pipeline_report(stages, done)}")

@@ -3,6 +3,7 @@
 import io
 from base64 import b64encode
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -155,29 +156,57 @@ def page(
     newest: Sequence[Sample] = (),
 ) -> str:
     """Return the page: figures, settings that differ between runs, plots, timeline and samples."""
-    from jinja2 import Environment, PackageLoader, StrictUndefined
-
-    environment = Environment(
-        loader=PackageLoader("deploy.report", ""),
-        autoescape=True,
-        undefined=StrictUndefined,
-        keep_trailing_newline=True,
-        finalize=lambda value: printable(value) if type(value) is str else value,  # not `Markup`
-    )
     names = dict.fromkeys(name for run in runs for name in run.figures)
     tables = [("", {name: [run.figures.get(name, "–") for run in runs] for name in names})]
     if recipes := differing([{**run.settings, "name": None} for run in runs]):
         tables.append(("settings that differ", recipes))
-    return environment.get_template(TEMPLATE).render(
-        title=title,
-        runs=runs,
+    figures = [(plot, figure_of(plot, runs)) for plot in PLOTS]
+    return Page(
+        title,
+        columns=[(run.label, run.colour) for run in runs],
         tables=tables,
-        plots=[
-            (plot, _svg(figure, plot.title))
-            for plot in PLOTS
-            if (figure := figure_of(plot, runs)) is not None
+        notes=[
+            f"{run.label}: {note}" if len(runs) > 1 else note for run in runs for note in run.notes
         ],
+        plots=[(plot.title, plot.description, figure) for plot, figure in figures if figure],
         timeline=timeline,
-        timeline_svg=timeline and _svg(draw_timeline(timeline), timeline.title),
-        newest=[(heading(sample), text_of(sample)) for sample in newest],
-    )
+        newest=newest,
+    ).html()
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """The parts of a page."""
+
+    title: str
+    columns: Sequence[tuple[str, str]]
+    """Name and colour of each column of the tables."""
+    tables: Sequence[tuple[str, Mapping[str, Sequence[str]]]]
+    """Titles, and the cells of each row by its name."""
+    notes: Sequence[str] = ()
+    plots: Sequence[tuple[str, str, "Figure"]] = ()
+    """Titles, descriptions and figures."""
+    timeline: Timeline | None = None
+    newest: Sequence[Sample] = ()
+
+    def html(self) -> str:
+        """Return the page laid out."""
+        from jinja2 import Environment, PackageLoader, StrictUndefined
+
+        environment = Environment(
+            loader=PackageLoader("deploy.report", ""),
+            autoescape=True,
+            undefined=StrictUndefined,
+            keep_trailing_newline=True,
+            finalize=lambda value: printable(value) if type(value) is str else value,  # no `Markup`
+        )
+        return environment.get_template(TEMPLATE).render(
+            title=self.title,
+            columns=self.columns,
+            tables=self.tables,
+            notes=self.notes,
+            plots=[(name, text, _svg(figure, name)) for name, text, figure in self.plots],
+            timeline=self.timeline,
+            timeline_svg=self.timeline and _svg(draw_timeline(self.timeline), self.timeline.title),
+            newest=[(heading(sample), text_of(sample)) for sample in self.newest],
+        )
