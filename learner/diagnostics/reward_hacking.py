@@ -1,4 +1,4 @@
-"""Finds reward hacking: the reward rises, and the gold reward of the same rollouts does not.
+"""Finds reward hacking: the gold reward of the same rollouts does not follow the reward.
 
 Optimised far enough, a proxy rises while the gold reward falls behind and then falls (Gao, Schulman
 and Hilton 2022, "Scaling Laws for Reward Model Overoptimization", arXiv 2210.10760). A run is
@@ -6,9 +6,9 @@ hacking if the newest half or quarter of its last 16, 32, 64 or 128 batches diff
 of these in that
 
 - evidence that the gap g = reward − gold reward has risen reaches `EVIDENCE`,
-- the mean reward is higher,
-- and the mean gold reward is higher by less than a quarter of that, less a standard error of the
-  gap's rise.
+- the mean reward is not lower, but for a standard error of the gap's rise,
+- and the mean gold reward is higher by less than a quarter of what the reward gained, less such an
+  error: where the reward is at its largest value already, the gold reward falls.
 
 Evidence is a product of bets on the gap of each group of that newest part, against the gaps of all
 groups up to it and its own: 1 + λ (g − mean) / (mean − smallest), averaged over three λ. As long as
@@ -43,7 +43,7 @@ Values = npt.NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True)
 class Hacking:
-    """A finding: since version `since`, the reward rises and the gold reward does not."""
+    """A finding: since version `since`, the gold reward does not follow the reward."""
 
     version: int
     since: int
@@ -86,13 +86,13 @@ def find_hacking(batches: Sequence[TrainedBatch]) -> Hacking | None:
 
 
 def _is_hacked(pairs: Values, logs: Values, start: int) -> bool:
-    """Return True if from a group on the reward is higher, and the gold reward does not keep up."""
+    """Return True if from a group on the gold reward does not keep up with the reward."""
     evidence = np.logaddexp.reduce(logs[:, start:].sum(1)) - math.log(len(BETS))
     if len(pairs) < FEWEST or start == 0 or evidence < math.log(EVIDENCE):
         return False
     reward, gold = pairs[start:].mean(0) - pairs[:start].mean(0)
     error = (pairs[:, 0] - pairs[:, 1]).std() * math.sqrt(1 / start + 1 / (len(pairs) - start))
-    return bool(reward > 0 and gold < KEPT * reward - error)
+    return bool(reward > -error and gold < KEPT * reward - error)
 
 
 def _log_bets(gaps: Values) -> Values:

@@ -95,6 +95,7 @@ def pairs_of(reward, gold, *, groups=8):
         (lambda v: 0.2 + 0.01 * v, lambda v: 0.2, True),
         (lambda v: 0.2 + 0.01 * v, lambda v: 0.5 - 0.005 * v, True),
         (lambda v: 2 + 0.1 * v, lambda v: 0.2, True),
+        (lambda v: 0.97 - 2e-4 * v, lambda v: 0.9 - 0.01 * v, True),
         (lambda v: 0.2 + 0.01 * v, lambda v: 0.2 + 0.01 * v, False),
         (lambda v: 0.2 + 0.01 * v, lambda v: 0.2 + 0.006 * v, False),
         (lambda v: 0.9 - 0.005 * v, lambda v: 0.9 - 0.01 * v, False),
