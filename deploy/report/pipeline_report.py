@@ -54,10 +54,9 @@ def _score_text(score: Mapping[str, Any] | None) -> str:
 
 
 def show_pipeline(title: str, done: Mapping[str, DoneStage], console: Console) -> None:
-    """Print the stages, a line for each."""
-    rows = rows_of(done)
-    table = Table("stage", *rows, title=title)
-    for name, *cells in zip(done, *rows.values(), strict=True):
+    """Print the stages, a column for each."""
+    table = Table("", *done, title=title)
+    for name, cells in rows_of(done).items():
         table.add_row(name, *cells)
     console.print(table)
 
@@ -70,7 +69,7 @@ def pipeline_report(pipeline: Pipeline, done: Mapping[str, DoneStage]) -> Path:
         if stage.name in done and stage.command == "run"
     ]
     tables = [("", rows_of(done))]
-    if recipes := differing([record.settings for record in done.values()]):
+    if recipes := differing([{**record.settings, "name": None} for record in done.values()]):
         tables.append(("settings that differ", recipes))
     page = Page(
         f"{pipeline.folder.name}: {len(done)} of {len(pipeline.stages)} stages",
