@@ -16,7 +16,7 @@ BUDGET = {
     "weight_sync": 4512,
     "actors": 12234,
     "learner": 12288,
-    "deploy": 19512,
+    "deploy": 19511,
     "benchmarks": 7265,
     "examples": 344,
 }

@@ -43,7 +43,7 @@ class StageConfig(Section):
 
 
 class ScoresConfig(Section):
-    """How the model of each stage is scored, by `headway eval`."""
+    """Scores of the model of each stage, by `headway eval`."""
 
     recipe: str
     """Recipe with the held-out sets, as that of a stage."""
@@ -88,7 +88,7 @@ class Stage:
 
     @property
     def made(self) -> str | list[str]:
-        """What another recipe names: a folder, or those of the reward models."""
+        """The value by which another recipe names it: a folder, or those of the reward models."""
         if self.makes_policy or self.config.reward_model is None:
             return str(self.output)
         return [str(self.output / f"model-{i}") for i in range(self.config.reward_model.members)]

@@ -66,7 +66,7 @@ def _difference(stage: Stage, record: DoneStage, done: Mapping[str, DoneStage]) 
 
 
 class PipelineRun:
-    """Does the stages of a pipeline.
+    """Carries out the stages of a pipeline.
 
     Args:
         pipeline: Its stages.

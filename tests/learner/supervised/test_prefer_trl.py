@@ -16,7 +16,6 @@ from learner.losses.preferences import dpo
 from learner.supervised.prefer import Preference, train_preferences, unrelated_text
 from learner.supervised.sft import Example
 from tests.learner.bigram_engine import BigramEngine
-from tests.learner.losses.test_losses_trl import Alone
 
 pytestmark = pytest.mark.slow  # TRL takes half a minute to import
 pytest.importorskip("trl", reason="TRL is a dependency of tests only, and not installed")
@@ -108,6 +107,8 @@ def sums(table, texts):
 
 
 def stub(**settings):
+    from tests.learner.losses.test_losses_trl import Alone
+
     return SimpleNamespace(
         accelerator=Alone(),
         aux_loss_enabled=False,
