@@ -1,4 +1,4 @@
-"""Settings of the actors: the sections `[actors]`, `[prompts]` and `[heldout]` of a recipe.
+"""Settings of the actors: the sections [actors], [prompts], [heldout] and [pairs] of a recipe.
 
 Imports nothing heavy. What needs the model, a file or a task is checked when the run starts.
 """
@@ -13,7 +13,7 @@ from headway.cpu_cores import Cores
 from headway.errors import InputError
 from headway.nearest_name import nearest
 from headway.options import parse_options
-from headway.recipe_section import Resumable, ResumeRule, Section
+from headway.recipe_section import MAY_CHANGE, Resumable, ResumeRule, Section
 from queues.policy.curriculum import CurriculumConfig
 
 
@@ -52,6 +52,10 @@ class RewardModelConfig(Section):
     paths: tuple[str, ...] = ()
     """Model folders or hub names of sequence classifiers with one label; empty takes what `headway
     reward-model` made from the same recipe."""
+    kinds: dict[str, Annotated[tuple[str, ...], Field(min_length=1)]] = Field(default={})
+    """Instead of `paths`, the same for each of several kinds, as { helpful = ["a"], safe = ["b"] }.
+    The scores of a kind are combined among themselves, and are a part of the reward by its name,
+    such as "reward_model/safe", for actors.reward_weights."""
     combine: Literal["min", "mean", "uwo"] = "min"
     """Combination of the scores of several models: the smallest, their mean, or their mean less
     `uncertainty` times their variance (Coste et al. 2023)."""
@@ -60,6 +64,10 @@ class RewardModelConfig(Section):
     standardise: bool = True
     """Scale the scores of every model to mean 0 and standard deviation 1 on the held-out pairs, by
     the figures in its folder: otherwise their scales differ by chance."""
+    each_step: bool = False
+    """Reward every step of a training rollout with its own score by a process reward model, for
+    learner.process_rewards; the part of the reward stays the score of the worst step, which is all
+    that counts otherwise."""
     batch_size: Resumable[int] = Field(default=32, ge=1)
     """Most texts in one padded batch."""
     max_wait_ms: Resumable[float] = Field(default=5.0, ge=0)
@@ -70,6 +78,17 @@ class RewardModelConfig(Section):
     """CPU cores, as "1" or "2-5,8"; torch uses as many threads. None: one thread anywhere."""
     gpus: Resumable[float] = Field(default=0.0, ge=0)
     """GPUs that Ray reserves; 0 computes on the CPU."""
+
+    @model_validator(mode="after")
+    def _paths_or_kinds(self) -> Self:
+        if self.paths and self.kinds:
+            raise ValueError("give either paths or kinds: kinds name the folders of each kind")
+        return self
+
+    @property
+    def named(self) -> tuple[str, ...]:
+        """All folders or hub names that the recipe names, kind after kind."""
+        return self.paths or tuple(path for paths in self.kinds.values() for path in paths)
 
 
 class OverlongConfig(Section):
@@ -146,15 +165,17 @@ class ActorsConfig(Section):
     """
     reward: RewardNames = ("reasoning_gym",)
     """Rewards, added up: exact_match, last_answer, numeric_match, tags, regex, json_schema,
-    similarity, math_verify, reasoning_gym, code, reward_model, llm_judge, or dotted paths. None
-    where the environment gives all of it. A dotted path is "module:function" of
-    score(prompt, completion, answer, metadata) -> float | dict[str, float]."""
+    similarity, math_verify, reasoning_gym, code, reward_model, llm_judge, pairwise_judge, or dotted
+    paths. None where the environment gives all of it. A dotted path is "module:function" of
+    score(prompt, completion, answer, metadata) -> float | dict[str, float], or of a `group_reward`,
+    which scores all completions of a group."""
     heldout_reward: Annotated[RewardNames | None, EVALUATED] = None
     """Rewards of held-out rollouts, in the same form; None takes `reward`."""
     reward_options: dict[str, dict[str, Any]] = Field(default={})
     """Keyword arguments of rewards by name, as { regex = { pattern = "…" } }."""
     reward_weights: dict[str, float] = Field(default={})
-    """Factors of rewards by name; 1 for the others. The parts of a rollout are recorded without
+    """Factors of rewards by name, or of their parts, as { "reward_model/safe" = 0.5 }; 1 for the
+    others. The parts of a rollout are recorded without
     factors: learner.advantage = "gdpo" weighs parts by its own option."""
 
     temperature: float = Field(default=1.0, ge=0.01, le=2)
@@ -280,7 +301,10 @@ class ActorsConfig(Section):
             ("reward_options", self.reward_options),
             ("reward_weights", self.reward_weights),
         ):
-            unused = sorted(values.keys() - used)
+            unused = sorted(
+                name for name in values.keys() - used
+                if setting == "reward_options" or name.partition("/")[0] not in used
+            )  # fmt: skip
             if unused:
                 raise ValueError(
                     f"actors.{setting} names {', '.join(unused)}, which is no reward of this "
@@ -462,4 +486,42 @@ class HeldoutConfig(Section):
             raise ValueError(
                 f"heldout.samples = {self.samples} has no effect without heldout.sampled = true"
             )
+        return self
+
+
+class PairsConfig(Section):
+    """Preferences between answers of the policy, which a model compares: `headway pairs RECIPE`."""
+
+    on_resume = MAY_CHANGE
+
+    prompts: int = Field(default=500, ge=1)
+    """Prompts that are answered; none of them is held out."""
+    samples: int = Field(default=4, ge=2)
+    """Answers of each prompt, sampled as in training; every two of them are compared."""
+    judge: dict[str, Any] = Field(default={})
+    """Options of the reward llm_judge, with which it compares two answers, asked with each of them
+    first: n(n − 1) calls for n samples. `instruction` asks for pairs by default."""
+    principles: tuple[Annotated[str, Field(pattern=r"\S")], ...] | str = ()
+    """Texts by which the judge compares, or a file with one a line. Each comparison draws one, by
+    the seed and what it compares."""
+    rewards: RewardNames = ()
+    """Rewards that compare in place of a judge, as ["reward_model"], in the form of actors.reward,
+    with options and weights of the same; what the environment gives is added."""
+    margin: float = Field(default=0.0, ge=0)
+    """Smallest difference between the rewards of a pair; equal ones make none."""
+    choose: Literal["extremes", "adjacent"] = "extremes"
+    """Pairs of a prompt whose answers are ranked by the comparisons that they win, less those that
+    they lose: the one of the furthest ranks that a comparison decides, or all decided pairs of
+    neighbours."""
+
+    @model_validator(mode="after")
+    def _one_of_them_compares(self) -> Self:
+        if bool(self.judge) == bool(self.rewards):
+            raise ValueError(
+                f"{'both judge and rewards are' if self.judge else 'neither judge nor rewards is'} "
+                'given; set one, which compares answers: judge = { url = "http://host:8000/v1", '
+                'model = "…" } with principles, or rewards = ["reward_model"]'
+            )
+        if (self.rewards and self.principles) or (self.judge and self.margin):
+            raise ValueError("principles are for judge alone, and margin for rewards; leave it out")
         return self

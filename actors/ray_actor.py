@@ -205,6 +205,7 @@ class RolloutActor:
             spec.broker,
             episodes.run,
             interrupt=engine.interrupt,
+            score_group=episodes.score_group,
             max_concurrent_rollouts=config.max_concurrent_rollouts,
             largest_group=rollouts_at_once(spec.group_size, config.greedy_baseline),
             heartbeat_seconds=spec.heartbeat_seconds,

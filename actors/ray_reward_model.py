@@ -71,7 +71,9 @@ class RewardModelActor(ServiceProcess):
         """Load the models; raise InputError if one cannot be used."""
         await self._loaded()
 
-    async def score(self, prompt: str | Sequence[Message], completion: str) -> float:
+    async def score(
+        self, prompt: str | Sequence[Message], completion: str
+    ) -> float | Mapping[str, float]:
         """See `TextScorer.score`."""
         return await (await self._loaded()).score(prompt, completion)
 
@@ -95,7 +97,9 @@ class RewardModelClient(RayService):
     def __reduce__(self) -> tuple[type[Self], tuple[float]]:
         return type(self), (self._timeout,)
 
-    async def score(self, prompt: str | Sequence[Message], completion: str) -> float:
+    async def score(
+        self, prompt: str | Sequence[Message], completion: str
+    ) -> float | Mapping[str, float]:
         """See `TextScorer.score`; repeats the call if the process is created anew in time."""
 
         async def send() -> Any:
@@ -109,7 +113,8 @@ class RewardModelClient(RayService):
 
         try:
             async with asyncio.timeout(self._timeout):
-                return float(await self.repeat("score", send, math.inf))
+                score: float | Mapping[str, float] = await self.repeat("score", send, math.inf)
+                return score
         except TimeoutError as error:
             text = f"{self.role} gave no score within {self._timeout:g} s"
             raise RewardModelLost(text) from error

@@ -35,6 +35,8 @@ class RewardTraits:
     answer and metadata that returns a function of the completion."""
     library: str | None = None
     """Library whose problems alone it scores; None: those of any source."""
+    of_group: bool = False
+    """It scores all completions of a group at once, which it compares."""
 
 
 _ENDLESS = SourceTraits(endless=True, library=None)
@@ -97,5 +99,11 @@ REWARDS = Registry(
     Entry("code", "actors.rewards.code:code", RewardTraits()),
     Entry("reward_model", "actors.rewards.learned:LearnedReward", RewardTraits()),
     Entry("llm_judge", "actors.rewards.llm_judge:LlmJudge", RewardTraits()),
+    Entry(
+        "pairwise_judge",
+        "actors.rewards.pairwise_judge:PairwiseJudge",
+        RewardTraits(of_group=True),
+    ),
 )
-"""Functions are called with prompt, completion, answer and metadata, except verifiers."""
+"""Functions are called with prompt, completion, answer and metadata, except verifiers; those of a
+group with the list of its completions instead."""

@@ -87,10 +87,10 @@ def rollouts_at_once(group_size: int, greedy_baseline: bool) -> int:
 
 
 class TurnReward(NamedTuple):
-    """The reward that an environment gave for one turn."""
+    """The reward that an environment gave for one turn, or a process reward model for one step."""
 
     end: int
-    """Index in `Rollout.token_ids` of the turn's last token."""
+    """Index in `Rollout.token_ids` of the last token of the turn or step."""
     reward: float
 
 
@@ -118,7 +118,7 @@ class Rollout:
     """Timezone-aware, UTC."""
     finished_at: datetime
     turn_rewards: Sequence[TurnReward] = ()
-    """Parts of the reward that the environment gave for turns; a turn without one is not listed."""
+    """Parts of the reward that were given for turns or steps; a turn without one is not listed."""
     baseline_reward: float | None = None
     """Reward of the group's greedy rollout; None without one."""
 

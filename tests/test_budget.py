@@ -14,9 +14,9 @@ BUDGET = {
     "headway": 1971,
     "queues": 6139,
     "weight_sync": 4512,
-    "actors": 12234,
-    "learner": 12288,
-    "deploy": 19511,
+    "actors": 12755,
+    "learner": 12347,
+    "deploy": 19942,
     "benchmarks": 7265,
     "examples": 344,
 }

@@ -9,7 +9,8 @@ text does not depend on its batch.
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from itertools import islice
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -17,7 +18,8 @@ from torch import Tensor
 from actors.config import RewardModelConfig
 from actors.environments.protocol import Message
 from actors.reward_models.dynamic_batcher import DynamicBatcher
-from actors.reward_models.folder import Scale, load_reader, padding_id, read_scale
+from actors.reward_models.folder import load_reader, padding_id, read_scale, split_steps
+from actors.rewards.find_reward import StepParts, StepScore
 from headway.cpu_cores import bind_process, parse_cores
 from headway.errors import InputError
 
@@ -44,6 +46,20 @@ def combine(scores: Tensor, how: str, *, uncertainty: float = 0.0) -> Tensor:
     return scores.mean(0) - uncertainty * scores.var(0, correction=0)
 
 
+Verdict = float | dict[str, float]
+"""The score of a text, or one by the name of each kind of reward models, or `StepParts`."""
+
+
+class Reading(NamedTuple):
+    """A text as a model reads it."""
+
+    ids: list[int]
+    ends: list[int]
+    """Indices of the tokens whose scores count: the last of each step, or of the whole text."""
+    places: list[int]
+    """Characters of the completion up to the end of each."""
+
+
 class Member:
     """A sequence classifier with one label, used as the section of the reward models says."""
 
@@ -59,7 +75,8 @@ class Member:
         logging.disable_progress_bar()
         self.read = load_reader(model_path, template_options)
         self._pad = padding_id(model_path)
-        self._scale = read_scale(model_path) if config.standardise else Scale()
+        self._scale = read_scale(model_path, standardise=config.standardise)
+        self.separator = self._scale.separator
         self._device = "cuda" if config.gpus > 0 else "cpu"
         try:
             model = AutoModelForSequenceClassification.from_pretrained(
@@ -79,9 +96,28 @@ class Member:
             )
         self._model: Any = model.to(self._device).eval()
 
-    @torch.inference_mode()
+    def reading(self, prompt: str | Sequence[Message], completion: str) -> Reading:
+        """Return what the model reads of a prompt and a completion; errors as of `read`."""
+        if self.separator is None:
+            ids = self.read(prompt, completion)
+            return Reading(ids, [len(ids) - 1], [len(completion)])
+        body = completion.removeprefix(self.read.begun(prompt))
+        steps, before = split_steps(body, self.separator), len(completion) - len(body)
+        ids, ends = self.read.steps(prompt, [step.text for step in steps], self.separator)
+        return Reading(ids, ends, [before + step.end for step in steps])
+
     def score(self, texts: Sequence[Sequence[int]]) -> Tensor:
         """Score texts, given as `read` returns them, at their last tokens; returns [B] float64."""
+        return torch.cat(self.score_at(texts, [[len(text) - 1] for text in texts]))
+
+    @torch.inference_mode()
+    def score_at(
+        self, texts: Sequence[Sequence[int]], ends: Sequence[Sequence[int]]
+    ) -> list[Tensor]:
+        """Score texts after some of their tokens; returns a float64 tensor for each text.
+
+        A process reward model gives probabilities.
+        """
         lengths = torch.tensor([len(text) for text in texts])
         width = int(lengths.max())
         ids = torch.tensor([[*text, *[self._pad] * (width - len(text))] for text in texts])
@@ -91,33 +127,67 @@ class Member:
             attention_mask=mask.long().to(self._device),
             use_cache=False,
         ).last_hidden_state
-        last = hidden[torch.arange(len(texts)), lengths - 1]
+        counts = [len(of_text) for of_text in ends]
+        rows = torch.arange(len(texts)).repeat_interleave(torch.tensor(counts))
+        last = hidden[rows, torch.tensor([end for of_text in ends for end in of_text])]
         scores: Tensor = self._model.score(last)[:, 0].double().cpu()
-        return (scores - self._scale.mean) / self._scale.std
+        scores = (scores - self._scale.mean) / self._scale.std
+        return [*torch.split(scores if self.separator is None else scores.sigmoid(), counts)]
 
 
 class RewardModels:
-    """Several reward models as one `TextScorer`."""
+    """Several reward models, perhaps of several kinds, as one `TextScorer`."""
 
     def __init__(self, members: Sequence[Member], config: RewardModelConfig) -> None:
         self._members, self._config = members, config
-        self._batches: DynamicBatcher[list[list[int]], float] = DynamicBatcher(
+        counts = {f"reward_model/{kind}": len(paths) for kind, paths in config.kinds.items()}
+        numbers = iter(range(len(members)))
+        self._parts = {
+            part: [*islice(numbers, count)]
+            for part, count in (counts or {"reward_model": len(members)}).items()
+        }
+        """Indices of the members that give each part of the reward."""
+        for part, indices in self._parts.items():
+            if len(separators := {members[index].separator for index in indices}) > 1:
+                raise InputError(
+                    f"the models of {part} split steps by different texts, {separators}, so that "
+                    "their scores cannot be combined; make them kinds of their own"
+                )
+        self._batches: DynamicBatcher[list[Reading], Verdict] = DynamicBatcher(
             self._compute, size=config.batch_size, wait=config.max_wait_ms / 1000
         )
 
-    async def score(self, prompt: str | Sequence[Message], completion: str) -> float:
+    async def score(self, prompt: str | Sequence[Message], completion: str) -> Verdict:
         """See `actors.rewards.learned.TextScorer`."""
-        return await self._batches.submit([m.read(prompt, completion) for m in self._members])
+        return await self._batches.submit([m.reading(prompt, completion) for m in self._members])
 
-    def _compute(self, texts: list[list[list[int]]]) -> list[float]:
-        """Score texts, each given as the token ids of every member."""
+    def _compute(self, texts: list[list[Reading]]) -> list[Verdict]:
+        """Score texts, each given as every member reads it."""
         scores = [
-            member.score([text[index] for text in texts])
-            for index, member in enumerate(self._members)
+            member.score_at([text[i].ids for text in texts], [text[i].ends for text in texts])
+            for i, member in enumerate(self._members)
         ]
+        return [
+            self._verdict(text, [of_member[n] for of_member in scores])
+            for n, text in enumerate(texts)
+        ]
+
+    def _verdict(self, text: list[Reading], scores: list[Tensor]) -> Verdict:
+        """Combine the scores of a text by its members, of each step, and take the worst step's."""
         how, uncertainty = self._config.combine, self._config.uncertainty
-        combined: list[float] = combine(torch.stack(scores), how, uncertainty=uncertainty).tolist()
-        return combined
+        parts, steps = StepParts(), list[StepScore]()
+        for part, indices in self._parts.items():
+            of_part = torch.stack([scores[index] for index in indices])
+            combined: list[float] = combine(of_part, how, uncertainty=uncertainty).tolist()
+            places = text[indices[0]].places
+            steps += [StepScore(part, *step) for step in zip(places, combined, strict=True)]
+            parts[part] = min(combined)
+        parts.steps = tuple(steps)
+        if any(member.separator is not None for member in self._members):
+            return parts
+        if self._config.kinds:
+            return dict(zip(self._config.kinds, parts.values(), strict=True))
+        return parts["reward_model"]
 
 
 def load_reward_models(

@@ -1,13 +1,14 @@
 """Finds reward functions by name, and names the numbers that they return."""
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from numbers import Real
-from typing import Any
+from typing import Any, NamedTuple
 
 from actors.foreign_text import unencodable
-from actors.shipped import REWARDS
+from actors.shipped import REWARDS, RewardTraits
+from headway.registry import Entry
 from headway.user_code import check_call, shown
 
 RewardFunction = Callable[..., Any]
@@ -17,6 +18,26 @@ Metadata = Mapping[str, Any]
 "length" where it was cut off. `finish_reason` is the same where the prompt has none of its own."""
 FINISH_REASON = "headway:finish_reason"
 Verifier = Callable[[str], float]
+
+Parts = dict[str, float]
+"""Numbers of one score by name; see `parts_of`."""
+
+
+class StepScore(NamedTuple):
+    """The score of a step of a completion."""
+
+    part: str
+    """Part of the reward that it belongs to."""
+    end: int
+    """Characters of the completion up to the end of the step."""
+    score: float
+
+
+class StepParts(Parts):
+    """Numbers by name, of the worst step, and the scores of all steps."""
+
+    steps: tuple[StepScore, ...] = ()
+
 
 MOST_PARTS, LONGEST_KEY = 64, 200
 """Numbers of one score, and characters of their names."""
@@ -28,6 +49,8 @@ def find_reward(name: str, options: Mapping[str, Any]) -> RewardFunction:
     arguments = ["prompt", "completion", "answer", "metadata"]
     if is_verifier(name):
         arguments.remove("completion")
+    if is_of_group(name):
+        arguments[1] = "completions"
     check_call(function, *arguments, subject=f"actors.reward = {name!r}", options=options)
     return partial(function, **options) if options else function
 
@@ -36,6 +59,20 @@ def is_verifier(name: str) -> bool:
     """Return True for a reward that reads completions in the sandbox."""
     entry = REWARDS.get(name)
     return entry is not None and entry.traits.verifier
+
+
+def group_reward(function: RewardFunction) -> Entry[RewardTraits]:
+    """Decorate a function that scores all completions of a group at once.
+
+    It is called with prompt, completions, answer and metadata, and returns for each completion what
+    a reward of one returns.
+    """
+    return Entry(getattr(function, "__name__", "reward"), function, RewardTraits(of_group=True))
+
+
+def is_of_group(name: str) -> bool:
+    """Return True for a reward that scores groups; raise InputError if it cannot be imported."""
+    return REWARDS.load(name, setting="actors.reward").traits.of_group
 
 
 class NoNumber(ValueError):
@@ -50,7 +87,23 @@ def is_finite(value: Any) -> bool:
         return False
 
 
-def parts_of(name: str, returned: Any) -> dict[str, float]:
+def score_of(name: str, completions: Any, returned: Any) -> Parts | list[Parts]:
+    """Return the parts of a score, or of a score for each completion of a group; as `parts_of`."""
+    if isinstance(returned, StepParts):
+        return returned
+    if not is_of_group(name):
+        return parts_of(name, returned)
+    is_one = isinstance(returned, (str, bytes, Mapping)) or not isinstance(returned, Iterable)
+    scores = None if is_one else list(returned)
+    if scores is None or len(scores) != len(completions):
+        raise NoNumber(
+            f"returned {shown(returned)} for {len(completions)} completions, must be a list of one "
+            "score for each"
+        )
+    return [parts_of(name, score) for score in scores]
+
+
+def parts_of(name: str, returned: Any) -> Parts:
     """Name the parts of a score: by the reward's name, or "name/key" for each key of a mapping.
 
     Raises NoNumber for a value that is not a finite number, for keys that are one text, such as 1

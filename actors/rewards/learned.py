@@ -1,6 +1,6 @@
 """The reward `reward_model`: the score that the reward models of the run give the whole text."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -14,8 +14,12 @@ from queues.records import Prompt
 class TextScorer(Protocol):
     """Scores completions, in this process or another."""
 
-    async def score(self, prompt: str | Sequence[Message], completion: str) -> float:
-        """Return a finite number, the same for the same text; larger is better.
+    async def score(
+        self, prompt: str | Sequence[Message], completion: str
+    ) -> float | Mapping[str, float]:
+        """Return a finite number, the same for the same text; larger is better; or one by kind.
+
+        Process reward models give `StepParts`.
 
         The prompt is messages, or a text of the user's. Raises PromptRefused if the text has an
         unknown character or is too long, RewardFailed if the models raised, and RewardModelLost if
@@ -32,7 +36,7 @@ class LearnedReward:
 
     async def __call__(
         self, prompt: str, completion: str, answer: str | None, metadata: Metadata
-    ) -> float:
+    ) -> float | Mapping[str, float]:
         """Score a prompt with its completion; errors as in `TextScorer.score`."""
         if self.client is None:
             raise RewardFailed("no reward model was started for this actor")

@@ -23,6 +23,7 @@ from contextlib import ExitStack, asynccontextmanager
 from typing import Any
 
 from actors.errors import RewardFailed, ServiceAway
+from actors.rewards.find_reward import Parts
 from actors.rewards.process import (
     ProcessEnded,
     ProcessLost,
@@ -51,8 +52,9 @@ VERIFIER_BYTES = 1 << 30
 """Most memory of a process that reads one completion."""
 ONE_THREAD = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
 """Variables of a process that forks: numpy's threads would not survive it."""
-Parts = dict[str, float]
-Work = Callable[[dict[str, Any], float], Coroutine[Any, Any, Parts]]
+Scored = Parts | list[Parts]
+"""Parts of a score, or of one for each completion of a group."""
+Work = Callable[[dict[str, Any], float], Coroutine[Any, Any, Scored]]
 
 
 class RewardPool:
@@ -86,7 +88,7 @@ class RewardPool:
         self._verifiers: RewardProcess | None = None
         self._notes: Counter[str] = Counter()
         """Completions that scored 0 because a verifier failed on them, by reward."""
-        self._calls: set[asyncio.Future[Parts]] = set()
+        self._calls: set[asyncio.Future[Scored]] = set()
         self._slots = asyncio.Semaphore(processes)
         self._running = asyncio.Semaphore(MOST * processes)
         self._waiting = asyncio.Semaphore(SHARED)
@@ -98,7 +100,7 @@ class RewardPool:
         *,
         timeout: float,
         coroutine: bool,
-    ) -> Parts:
+    ) -> Scored:
         """Call one reward and return its parts; where the caller is cancelled, the call goes on.
 
         `reward` is its name and options, `arguments` are JSON values, `timeout` counts seconds from
@@ -113,19 +115,19 @@ class RewardPool:
 
     async def verify(
         self, reward: tuple[str, dict[str, Any]], arguments: Sequence[Any], *, timeout: float
-    ) -> Parts:
+    ) -> Scored:
         """Call a verifier as `call` does, in the sandbox; a completion that breaks it scores 0."""
         message = {"call": reward, "arguments": list(arguments), "seconds": timeout}
         return await self._finish(self._verify, message, timeout)
 
-    async def _finish(self, work: Work, message: dict[str, Any], timeout: float) -> Parts:
+    async def _finish(self, work: Work, message: dict[str, Any], timeout: float) -> Scored:
         task = asyncio.ensure_future(self._unkilled(work, message, timeout))
         self._calls.add(task)
         task.add_done_callback(self._calls.discard)
         task.add_done_callback(lambda done: done.cancelled() or done.exception())  # retrieved
         return await asyncio.shield(task)
 
-    async def _unkilled(self, work: Work, message: dict[str, Any], timeout: float) -> Parts:
+    async def _unkilled(self, work: Work, message: dict[str, Any], timeout: float) -> Scored:
         """Do the work of a call, and again where it has lost its process."""
         pauses = iter(PAUSES)
         while True:
@@ -158,7 +160,7 @@ class RewardPool:
         late = asyncio.get_running_loop().call_later(SLOW_SECONDS, slot.close)
         slot.callback(late.cancel)
 
-    async def _alone(self, message: dict[str, Any], timeout: float) -> Parts:
+    async def _alone(self, message: dict[str, Any], timeout: float) -> Scored:
         async with self._slot() as slot:
             for process in [process for process in self._idle if process.ended.is_set()]:
                 self._drop(process)
@@ -179,7 +181,7 @@ class RewardPool:
                 else:
                     self._drop(process)
 
-    async def _verify(self, message: dict[str, Any], timeout: float) -> Parts:
+    async def _verify(self, message: dict[str, Any], timeout: float) -> Scored:
         async with self._slot() as slot:
             process = self._verifiers
             if process is None or process.ended.is_set():
@@ -213,7 +215,7 @@ class RewardPool:
                 name, count, problem,
             )  # fmt: skip
 
-    async def _in_shared(self, message: dict[str, Any], timeout: float) -> Parts:
+    async def _in_shared(self, message: dict[str, Any], timeout: float) -> Scored:
         async with self._waiting:
             process = self._shared
             if process is None or process.ended.is_set():
@@ -245,7 +247,7 @@ class RewardPool:
             raise RewardFailed(answer["error"])
         process.loaded.add(key)
 
-    def _parts(self, answer: dict[str, Any]) -> Parts:
+    def _parts(self, answer: dict[str, Any]) -> Scored:
         if "error" in answer:
             limit = f" (actors.reward_memory_gib = {self._memory / 2**30:g})"
             about = limit if answer.get("memory") else ""
@@ -253,7 +255,7 @@ class RewardPool:
             if "away" in answer:
                 raise ServiceAway(text, retry_after=answer["away"])
             raise RewardFailed(text)
-        parts: Parts = answer["parts"]
+        parts: Scored = answer["parts"]
         return parts
 
     def _bloated(self, process: RewardProcess) -> bool:

@@ -22,7 +22,7 @@ from types import FrameType
 from typing import Any
 
 from actors.outages import in_network, outage
-from actors.rewards.find_reward import parts_of
+from actors.rewards.find_reward import score_of
 from actors.rewards.server import Server, serve
 from actors.sandbox import linux
 from headway.user_code import is_coroutine, where_raised
@@ -49,9 +49,10 @@ class RewardServer(Server):
         (name, options), seconds = message["call"], message["seconds"]
         late = {"error": f"took longer than {seconds:g} s"}
         reward, began = self.load(name, options), time.monotonic()
+        arguments = message["arguments"]
         end = asyncio.create_task(cancel_after(seconds, asyncio.current_task()))
         try:
-            parts = parts_of(name, await reward(*message["arguments"]))
+            parts = score_of(name, arguments[1], await reward(*arguments))
         except asyncio.CancelledError as error:
             if end.done():
                 return late | ({"away": 0.0, "where": where_raised(error)} if outage(error) else {})
@@ -67,7 +68,7 @@ class RewardServer(Server):
         if is_coroutine(reward):
             return None
         function, seconds = partial(reward, *arguments), message["seconds"]
-        return lambda: {"parts": parts_of(name, self._returned(function, seconds))}
+        return lambda: {"parts": score_of(name, arguments[1], self._returned(function, seconds))}
 
     def _returned(self, function: Callable[[], Any], seconds: float) -> Any:
         """Call a plain function, and undo what it does to its process that the next would notice.

@@ -18,13 +18,16 @@ from actors.rewards.find_reward import (
     FINISH_REASON,
     Metadata,
     NoNumber,
+    Parts,
     RewardFunction,
+    StepParts,
     find_reward,
+    is_of_group,
     is_verifier,
-    parts_of,
+    score_of,
 )
 from actors.rewards.learned import LearnedReward, TextScorer
-from actors.rewards.pool import RewardPool
+from actors.rewards.pool import RewardPool, Scored
 from actors.sandbox.sandbox import check_code_execution, check_compute_sandbox
 from actors.shipped import REWARDS
 from headway.errors import InputError
@@ -32,8 +35,9 @@ from headway.options import parse_options
 from headway.user_code import describe_error, is_coroutine, where_raised
 from queues.records import FinishReason, Prompt
 
-Arguments = tuple[str, str, str | None, Metadata]
-Reward = Callable[[Arguments], Awaitable[dict[str, float]]]
+JUDGES = ("llm_judge", "pairwise_judge")
+Arguments = tuple[str, str | Sequence[str], str | None, Metadata]
+Reward = Callable[[Arguments], Awaitable[Scored]]
 """Returns the parts of a score, or raises as `call_here`."""
 
 
@@ -41,9 +45,12 @@ class Score(NamedTuple):
     """The score of a completion."""
 
     total: float
-    """The sum of `parts`, each times the weight of its reward."""
-    parts: dict[str, float]
+    """The sum of `parts`, each times its weight and that of its reward."""
+    parts: Parts
     """Without weights; see `parts_of`."""
+    steps: tuple[tuple[int, float], ...] = ()
+    """Scores of steps by which `total` is left to grow: the characters of the completion up to the
+    end of each, and its score times its weights."""
 
 
 async def call_here(
@@ -53,7 +60,7 @@ async def call_here(
     *,
     timeout: float,
     late: type[RewardFailed | RewardModelLost] = RewardFailed,
-) -> dict[str, float]:
+) -> Scored:
     """Return the parts of a coroutine function that never blocks; `late` is raised past `timeout`.
 
     Raises RewardFailed, whose message continues a sentence that begins with the reward's name, and
@@ -61,7 +68,7 @@ async def call_here(
     """
     try:
         async with asyncio.timeout(timeout) as deadline:
-            return parts_of(name, await function(*arguments))
+            return score_of(name, arguments[1], await function(*arguments))
     except RewardModelLost as error:
         raise RewardModelLost(f"has no score: {error}", error.retry_after) from error
     except NoNumber as error:
@@ -75,37 +82,91 @@ async def call_here(
 
 
 class Rewards:
-    """Several rewards as one: their sum, each times its weight, which is 1 if none is given."""
+    """Several rewards as one: their sum, each times its weight, which is 1 if none is given.
 
-    def __init__(self, rewards: Mapping[str, Reward], weights: Mapping[str, float]) -> None:
+    A part of a reward may have a weight of its own, which multiplies.
+    """
+
+    def __init__(
+        self,
+        rewards: Mapping[str, Reward],
+        weights: Mapping[str, float],
+        of_groups: frozenset[str] = frozenset(),
+    ) -> None:
         self._rewards, self._weights = rewards, weights
+        self.of_groups = of_groups.intersection(rewards)
+        """Names of those that score groups (`score_group`)."""
 
     def only(self, names: Iterable[str]) -> "Rewards":
         """Return the rewards with these names; they share budgets and processes with the rest."""
-        return Rewards({name: self._rewards[name] for name in names}, self._weights)
+        chosen = {name: self._rewards[name] for name in names}
+        return Rewards(chosen, self._weights, self.of_groups)
 
     async def score(
-        self, prompt: Prompt, completion: str, finish_reason: FinishReason = FinishReason.STOP
+        self,
+        prompt: Prompt,
+        completion: str,
+        finish_reason: FinishReason = FinishReason.STOP,
+        *,
+        by_step: bool = False,
     ) -> Score:
-        """Score one completion with every reward; errors name the reward and the prompt.
+        """Score one completion with every reward of single ones; errors name reward and prompt.
+
+        With `by_step`, the scores of process reward models are `Score.steps`.
 
         Raises RewardFailed if one gave no finite number, and Excused by no fault of the completion,
         as ServiceAway outside of a rollout, which would wait (`ask`).
         """
-        reason = str(finish_reason)
-        metadata = {"finish_reason": reason, **prompt.metadata, FINISH_REASON: reason}
-        arguments = (prompt.text, completion, prompt.answer, metadata)
-        total = 0.0
-        parts: dict[str, float] = {}
+        one = prompt, [completion], [finish_reason]
+        [score] = await self._score(*one, of_group=False, by_step=by_step)
+        return score
+
+    async def score_group(
+        self, prompt: Prompt, completions: Sequence[str], finish_reasons: Sequence[FinishReason]
+    ) -> list[Score]:
+        """Score the completions of a group with every reward of groups; errors as of `score`."""
+        return await self._score(prompt, completions, finish_reasons, of_group=True)
+
+    async def _score(
+        self,
+        prompt: Prompt,
+        completions: Sequence[str],
+        finish_reasons: Sequence[FinishReason],
+        *,
+        of_group: bool,
+        by_step: bool = False,
+    ) -> list[Score]:
+        reasons: Any = [*map(str, finish_reasons)] if of_group else str(finish_reasons[0])
+        metadata = {"finish_reason": reasons, **prompt.metadata, FINISH_REASON: reasons}
+        texts = completions if of_group else completions[0]
+        arguments = (prompt.text, texts, prompt.answer, metadata)
+        scores = [Score(0.0, {})] * len(completions)
         for name, reward in self._rewards.items():
+            if (name in self.of_groups) is not of_group:
+                continue
             try:
-                own_parts = await ask(f"reward {name!r}", partial(reward, arguments), RewardFailed)
+                scored = await ask(f"reward {name!r}", partial(reward, arguments), RewardFailed)
             except (RewardFailed, Excused) as error:
                 subject = f"reward {name!r} of prompt {prompt.prompt_id!r}"
                 raise type(error)(f"{subject} {error}") from error.__cause__
-            total += self._weights.get(name, 1.0) * sum(own_parts.values())
-            parts |= own_parts
-        return Score(total, parts)
+            of_each = [scored] if isinstance(scored, dict) else scored
+            for index, parts in enumerate(of_each):
+                total, earlier, steps = scores[index]
+                if by_step and isinstance(parts, StepParts):
+                    weighted = (
+                        (s.end, self._weighted(name, {s.part: s.score})) for s in parts.steps
+                    )
+                    steps = (*steps, *weighted)
+                else:
+                    total += self._weighted(name, parts)
+                scores[index] = Score(total, earlier | parts, steps)
+        return scores
+
+    def _weighted(self, name: str, parts: Parts) -> float:
+        """Return the sum of a reward's parts, each times its own weight, times the reward's."""
+        own = {part: self._weights.get(part, 1.0) for part in parts if part != name}
+        weight = self._weights.get(name, 1.0)
+        return weight * sum(own.get(part, 1.0) * value for part, value in parts.items())
 
 
 def load_rewards(
@@ -127,7 +188,7 @@ def load_rewards(
         names: Names of `REWARDS`, or "module:function".
         timeout: Deadline of each reward in seconds.
         options: Keyword-only arguments of rewards, by name.
-        weights: Factors by name; 1 for the others.
+        weights: Factors by the name of a reward or of its part; 1 for the others.
         reward_model_client: None fails every rollout with the reward `reward_model`.
         pool: None makes a pool.
         code_execution: As `actors.code_execution`.
@@ -143,10 +204,9 @@ def load_rewards(
             learned = LearnedReward(reward_model_client)
             return partial(call_here, name, learned, timeout=timeout, late=RewardModelLost)
         chosen = options.get(name, {})
-        if name == "llm_judge":
-            from actors.rewards.llm_judge import LlmJudge
-
-            judge = parse_options(LlmJudge, "actors.reward_options.llm_judge", chosen)
+        if name in JUDGES:
+            kind: Any = REWARDS[name].function
+            judge = parse_options(kind, f"actors.reward_options.{name}", chosen)
             return partial(call_here, name, judge, timeout=timeout, late=RewardModelLost)
         function, traits = find_reward(name, chosen), REWARDS.load(name).traits
         if traits.inline:
@@ -156,7 +216,8 @@ def load_rewards(
             return partial(pool.verify, reward, timeout=timeout)
         return partial(pool.call, reward, timeout=timeout, coroutine=is_coroutine(function))
 
-    return Rewards({name: load(name) for name in dict.fromkeys(names)}, weights or {})
+    loaded = {name: load(name) for name in dict.fromkeys(names)}
+    return Rewards(loaded, weights or {}, frozenset(filter(is_of_group, loaded)))
 
 
 def check_scorable(names: Sequence[str], prompts: Iterable[Prompt]) -> None:

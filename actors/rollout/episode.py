@@ -8,6 +8,7 @@ A rollout whose engine is interrupted ends as `aborted`, with the tokens that it
 turn any engine can continue it; later turns depend on the environment.
 """
 
+from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
@@ -16,6 +17,7 @@ from typing import Any
 from actors.config import ActorsConfig
 from actors.engines.protocol import Generation, RolloutEngine, SamplingParameters
 from actors.environments.protocol import Environment, Message
+from actors.environments.single_turn import opening
 from actors.errors import (
     AnswerLate,
     EngineDied,
@@ -36,12 +38,10 @@ from actors.rollout.transcript import Transcript
 from headway import clock
 from headway.errors import HeadwayError, InputError
 from headway.user_code import describe_error
-from queues.records import FinishReason, Lease, Purpose, Rollout, TurnReward
+from queues.records import FinishReason, Lease, Prompt, Purpose, Rollout, TurnReward
 
 LONGEST_TOKEN = 200
 """Characters of a token at most, for an answer of an environment to be tokenised at all."""
-LONGEST_CHARACTER = 8
-"""Tokens before a reply that are decoded with it, where they are of the same message."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -94,6 +94,44 @@ class EpisodeRunner:
                 f"{seconds:g} s"
             ) from error
 
+    async def score_group(self, lease: Lease, rollouts: Sequence[Rollout]) -> list[Rollout]:
+        """Add the rewards of groups to the finished rollouts of one, its baseline included.
+
+        Those that `actors.on_timeout` has scored keep that, and are not compared. Raises
+        RolloutFailed and ServiceLost.
+        """
+        rewards, seconds = self.rewards, self.config.rollout_timeout_seconds
+        compared = [r for r in rollouts if r.finish_reason is not FinishReason.TIMEOUT]
+        if not (rewards.of_groups and compared and lease.purpose is Purpose.TRAIN):
+            return [*rollouts]
+        texts = [self._last_message(lease.prompt, rollout) for rollout in compared]
+        try:
+            async with timeout(seconds, self.outages):
+                reasons = [rollout.finish_reason for rollout in compared]
+                scores = iter(await rewards.score_group(lease.prompt, texts, reasons))
+        except TimeoutError as error:
+            raise RolloutTimeout(
+                f"the rewards of the group of prompt {lease.prompt.prompt_id!r} took longer than "
+                f"{seconds:g} s"
+            ) from error
+        return [
+            rollout
+            if rollout.finish_reason is FinishReason.TIMEOUT
+            else replace(
+                rollout,
+                reward=rollout.reward + (score := next(scores)).total,
+                reward_parts={**rollout.reward_parts, **score.parts},
+            )
+            for rollout in rollouts
+        ]
+
+    def _last_message(self, prompt: Prompt, rollout: Rollout) -> str:
+        """Return the last message of the policy in a rollout, as its rewards have seen it."""
+        mask, single = [*rollout.loss_mask], rollout.turns == 1
+        began = rollout.prompt_length if single else len(mask) - mask[::-1].index(False)
+        begun = self.renderer.begun(opening(prompt) if single else ())
+        return self.stops.message([*rollout.token_ids], began, begun, rollout.finish_reason)
+
 
 class Episode:
     """The state of one rollout, and the loop of its turns."""
@@ -108,6 +146,8 @@ class Episode:
         self._transcript = Transcript()
         self._prompt_length = 0
         self._turns = 0
+        self._began = 0
+        """Index of the first token of the policy's last message."""
         self._turn_rewards: list[TurnReward] = []
         self._begun = ""
         """Text that the policy's present message begins with, and that was not sampled."""
@@ -157,6 +197,7 @@ class Episode:
         """Let the policy and the environment speak; return how the rollout ended, if it did."""
         transcript, stops = self._transcript, self._runner.stops
         began = len(transcript.token_ids) if self._turns else self._prompt_length
+        self._began = began
         self._turns += 1
         generation = await self._generate()
         transcript.sample(generation)
@@ -167,11 +208,7 @@ class Episode:
             finish_reason = FinishReason.STOP
         if finish_reason is FinishReason.ABORTED:
             return finish_reason
-        self._reply = self._begun + stops.text(
-            transcript.token_ids[began:],
-            before=transcript.token_ids[:began][-LONGEST_CHARACTER:] if self._begun else (),
-            ended=length is None and finish_reason is FinishReason.STOP,
-        )
+        self._reply = stops.message(transcript.token_ids, began, self._begun, finish_reason)
         turn = await self.conversation.step(self._reply)
         if turn.reward is not None:
             last_token = len(transcript.token_ids) - 1
@@ -248,8 +285,11 @@ class Episode:
     async def _scored(self, finish_reason: FinishReason) -> Rollout:
         train = self._lease.purpose is Purpose.TRAIN
         rewards = self._runner.rewards if train else self._runner.heldout_rewards
-        score = await rewards.score(self._lease.prompt, self._reply, finish_reason)
+        by_step = train and self._config.reward_model.each_step
+        scored = self._lease.prompt, self._reply, finish_reason
+        score = await rewards.score(*scored, by_step=by_step)
         environment_reward = sum((turn.reward for turn in self._turn_rewards), 0.0)
+        step_rewards = self._step_rewards(score.steps)
         parts = score.parts
         if self._config.environment != "single_turn":
             parts = {"environment": environment_reward, **parts}
@@ -268,12 +308,31 @@ class Episode:
             )
         return replace(
             self._unscored(),
-            reward=score.total + environment_reward + sum(shaping.values()),
+            reward=score.total
+            + environment_reward
+            + sum(step.reward for step in step_rewards)
+            + sum(shaping.values()),
             reward_parts={**parts, **shaping, **gold},
             finish_reason=finish_reason,
             turns=self._turns,
-            turn_rewards=tuple(self._turn_rewards),
+            turn_rewards=(*self._turn_rewards, *step_rewards),
         )
+
+    def _step_rewards(self, steps: Sequence[tuple[int, float]]) -> list[TurnReward]:
+        """Return the scores of steps of the last message, each at the token that ends its step."""
+        ids, began = self._transcript.token_ids, self._began
+        of_tokens = range(began + 1, len(ids) + 1)
+
+        def length(tokens: int) -> int:
+            text = self._runner.stops.message(ids[:tokens], began, self._begun, FinishReason.LENGTH)
+            return len(text)
+
+        ends = [began + bisect_left(of_tokens, end, key=length) for end, _ in steps]
+        last = max((end for end, _ in steps), default=0)
+        return [
+            TurnReward(len(ids) - 1 if end == last else min(token, len(ids) - 1), score)
+            for token, (end, score) in zip(ends, steps, strict=True)
+        ]
 
     def _unscored(self) -> Rollout:
         """Return the rollout so far as one that was interrupted in its first turn."""

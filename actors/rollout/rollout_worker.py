@@ -1,7 +1,7 @@
 """The loop of an actor: leases groups, runs their rollouts, and puts the results.
 
     first weights ─▶ lease for as many rollouts as there is capacity ─▶ one task a group:
-                                                                  its rollouts at once ─▶ put
+                                              its rollouts at once ─▶ rewards of groups ─▶ put
                                                   one failed: save the others ─▶ fail
     every few seconds: heartbeat of all groups held ─▶ abort those that are no longer ours
                        rollouts that have finished before the others of their group ─▶ save
@@ -52,6 +52,8 @@ class RolloutWorker:
     largest_group: int
     """Most rollouts of a lease, a baseline included."""
     heartbeat_seconds: float
+    score_group: Callable[[Lease, list[Rollout]], Awaitable[list[Rollout]]] | None = None
+    """Adds the rewards that compare all rollouts of a group; None: there are none."""
     purpose: Purpose | None = None
     """Purpose of its leases; None leases for either. A worker that only evaluates takes no new
     version while anything is left to evaluate at its own."""
@@ -253,12 +255,17 @@ class RolloutWorker:
             raise root_error(errors) from errors
         outcomes = [task.result() for task in tasks]
         failures = [outcome for outcome in outcomes if isinstance(outcome, RolloutFailed)]
+        rollouts = [outcome for outcome in outcomes if isinstance(outcome, Rollout)]
+        interrupted = any(rollout.finish_reason is FinishReason.ABORTED for rollout in rollouts)
+        if self.score_group is not None and not (failures or interrupted):
+            try:
+                rollouts = await self.score_group(lease, rollouts)
+            except RolloutFailed as failure:
+                failures = [failure]
         if failures:
             if partial.changed and lease.purpose is Purpose.TRAIN:
                 await self.work.save(self._engine_id, partial.encode())
             raise min(failures, key=lambda failure: isinstance(failure, Excused))
-        rollouts = [outcome for outcome in outcomes if isinstance(outcome, Rollout)]
-        interrupted = any(rollout.finish_reason is FinishReason.ABORTED for rollout in rollouts)
         if interrupted or not lease.greedy_baseline:
             return rollouts
         *group, baseline = rollouts

@@ -12,6 +12,10 @@ from dataclasses import dataclass, field
 
 from actors.rollout.chat_rendering import Renderer
 from headway.errors import InputError
+from queues.records import FinishReason
+
+LONGEST_CHARACTER = 8
+"""Tokens before a reply that are decoded with it, where they are of the same message."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +44,15 @@ class Stops:
             else:
                 lower = middle + 1
         return upper
+
+    def message(
+        self, token_ids: Sequence[int], start: int, begun: str, finish_reason: FinishReason
+    ) -> str:
+        """Return the policy's message of the tokens from `start` on, which had `begun` so."""
+        sampled = token_ids[start:]
+        ended = finish_reason is FinishReason.STOP and self.find(sampled) is None
+        before = token_ids[:start][-LONGEST_CHARACTER:] if begun else ()
+        return begun + self.text(sampled, before=before, ended=ended)
 
     def text(
         self, token_ids: Sequence[int], *, before: Sequence[int] = (), ended: bool = False

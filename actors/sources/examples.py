@@ -2,8 +2,9 @@
 
 They come from a table or from a method of a prompt source, without end, in an order that depends on
 the seed; none has a held-out prompt. Preferences are triples of a prompt, a better and a worse
-completion. Demonstrations are (prompt, completion) pairs, or conversations: their opening messages,
-and those from the first of the assistant on.
+completion; labelled steps of a prompt, the steps of a completion, and their labels. Demonstrations
+are (prompt, completion) pairs, or conversations: their opening messages, and those from the first
+of the assistant on.
 """
 
 import itertools
@@ -11,7 +12,7 @@ import random
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from actors.environments.protocol import Message
 from actors.environments.single_turn import as_messages
@@ -29,6 +30,8 @@ from headway.user_code import beside_recipe, check_call, refuse_unknown_options,
 
 Messages = tuple[Message, ...]
 Example = tuple[str | Messages, ...]
+LabelledSteps = tuple[str | Messages, tuple[str, ...], tuple[float, ...]]
+"""A prompt, steps, and the probability that each is right, an example of its own kind."""
 DATASETS = "datasets:"
 
 
@@ -46,6 +49,8 @@ class ExampleKind:
     """Their name in error messages."""
     conversations: bool = False
     """True if an example may be a conversation: a list of messages, in a table `messages`."""
+    steps: bool = False
+    """True if examples are `LabelledSteps`."""
 
     def read_row(self, row: Row) -> Example:
         """Return the example in a row of a table; raise ValueError with what is wrong with it."""
@@ -69,10 +74,13 @@ class ExampleKind:
         check_texts(value)
         if self.conversations and isinstance(value, list):
             return _conversation(value)
+        if self.steps:
+            return cast("Example", _labelled(value))
         names = ", ".join(self.fields)
         if not isinstance(value, tuple) or len(value) != len(self.fields):
             raise ValueError(f"{shown(value)} must be a tuple of the strings {names}")
         prompt, *completions = value
+        completions = [_reply(completion) for completion in completions]
         opening = prompt if isinstance(prompt, str) else read_messages(prompt)
         if opening is None or not all(isinstance(text, str) for text in completions):
             raise ValueError(
@@ -96,6 +104,12 @@ def check_texts(value: Any) -> None:
         raise ValueError(f"a text has {problem}")
 
 
+def _reply(completion: Any) -> Any:
+    """Return the text of a completion that is one message of the assistant; else the value."""
+    messages = read_messages(completion) or ()
+    return messages[0].content if [m.role for m in messages] == ["assistant"] else completion
+
+
 def _conversation(value: list[Any]) -> tuple[Messages, Messages]:
     """Return the messages that begin a conversation, and those from the first of the assistant."""
     messages = read_messages(value)
@@ -115,12 +129,39 @@ def _conversation(value: list[Any]) -> tuple[Messages, Messages]:
     return messages[:first], messages[first:]
 
 
+def _labelled(value: Any) -> LabelledSteps:
+    """Return a prompt, the steps of a completion, and how likely each is right."""
+    if isinstance(value, tuple) and len(value) == 3:
+        prompt, steps, labels = value
+        opening = prompt if isinstance(prompt, str) else read_messages(prompt)
+        listed = isinstance(steps, (list, tuple)) and isinstance(labels, (list, tuple))
+        if opening is not None and listed and len(steps) == len(labels) > 0:
+            texts = all(isinstance(step, str) and step.strip() for step in steps)
+            if texts and all(
+                isinstance(label, (int, float)) and 0 <= label <= 1 for label in labels
+            ):
+                return opening, tuple(steps), tuple(map(float, labels))
+    raise ValueError(
+        f"{shown(value)} must be a prompt, completions, a list of steps that are not blank, and "
+        "labels, as many: true or false, or the probability from 0 to 1 that the step is right"
+    )
+
+
 DEMONSTRATIONS = ExampleKind(
     "sft.demonstrations", "demonstrations", ("prompt", "completion"), "worked examples", True
 )
 HELDOUT_DEMONSTRATIONS = replace(DEMONSTRATIONS, setting="sft.heldout")
 PREFERENCES = ExampleKind(
     "reward_model.pairs", "preferences", ("prompt", "chosen", "rejected"), "preference pairs"
+)
+
+
+LABELLED_STEPS = ExampleKind(
+    "reward_model.pairs",
+    "labelled_steps",
+    ("prompt", "completions", "labels"),
+    "completions with labelled steps",
+    steps=True,
 )
 
 
@@ -220,7 +261,7 @@ def prompts_of(example: Example) -> Iterator[str]:
     yield plain_text(prompt)
     for reply in replies:
         for end, message in enumerate(() if isinstance(reply, str) else reply):
-            if message.role == "assistant" and end:
+            if isinstance(message, Message) and message.role == "assistant" and end:
                 yield plain_text((*as_messages(prompt), *reply[:end]))
 
 

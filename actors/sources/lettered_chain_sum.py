@@ -104,3 +104,17 @@ class LetteredChainSum(ProceduralSource):
         for _, problem in self.unseen(3 * _SPACING // 4):
             terms = [int(term) for term in re.findall(r"[a-z]([+-]?\d)", problem.text)]
             yield problem.text, problem.worked, _worse(terms, choice, guess_share)
+
+    def labelled_steps(
+        self, *, wrong_share: float = 0.5
+    ) -> Iterator[tuple[str, list[str], list[bool]]]:
+        """Yield prompts of their own, the steps of worked answers, and which of them are right.
+
+        A share of the answers err by up to 3 in one step; it and those that build on it are wrong.
+        """
+        choice = random.Random(self._seed + 2)
+        for _, problem in self.unseen(7 * _SPACING // 8):
+            terms = [int(term) for term in re.findall(r"[a-z]([+-]?\d)", problem.text)]
+            first = choice.randrange(1, len(terms)) if choice.random() < wrong_share else len(terms)
+            worked = _worked(terms, slip=(first, choice.choice((-3, -2, -1, 1, 2, 3))))
+            yield problem.text, worked.split(","), [n < first for n in range(1, len(terms))]

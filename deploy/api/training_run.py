@@ -224,7 +224,7 @@ def preparations(config: RunConfig) -> Iterator[str]:
         yield "sft"
     if config.prefer is not None and not (config.preferred / "config.json").exists():
         yield "prefer"
-    learned = config.actors.asks_reward_models and not config.actors.reward_model.paths
+    learned = config.actors.asks_reward_models and not config.actors.reward_model.named
     if learned and not config.reward_models.exists():
         yield "reward-model"
 

@@ -22,7 +22,7 @@ from deploy.cli.job_commands import attach, cancel, submit
 from deploy.cli.recipes import init, plan, presets, try_recipe, validate
 from deploy.cli.runs import export, replay, requeue, salvage, scale
 from deploy.cli.shadowing import check_not_shadowed, only_informs
-from deploy.cli.training import pipeline, prefer, resume, reward_model, run, sft
+from deploy.cli.training import pairs, pipeline, prefer, resume, reward_model, run, sft
 from deploy.cli.views import inspect, logs, ls, report, rollouts, top
 from deploy.errors import Interrupted
 from deploy.runtime import session_process
@@ -57,8 +57,8 @@ def version(
 
 
 COMMANDS = (
-    init, run, resume, scale, sft, prefer, reward_model, pipeline, ls, logs, rollouts, requeue,
-    salvage, submit, attach, cancel, doctor, validate, plan, try_recipe, presets, inspect,
+    init, run, resume, scale, sft, prefer, pairs, reward_model, pipeline, ls, logs, rollouts,
+    requeue, salvage, submit, attach, cancel, doctor, validate, plan, try_recipe, presets, inspect,
     export, evaluate, report, top, replay,
 )  # fmt: skip
 NAMES = {try_recipe: "try", evaluate: "eval"}

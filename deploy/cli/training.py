@@ -1,4 +1,4 @@
-"""The commands that train: `run`, `resume`, `sft`, `prefer`, `reward-model` and `pipeline`.
+"""The commands that train, among them `pipeline`, and `pairs`, which makes what some learn from.
 
 Each checks its recipe and prints its first line before it imports anything heavy.
 """
@@ -178,6 +178,28 @@ def prefer(recipe: Recipe, overrides: Overrides = [], *, replace: Replace = Fals
     terminal = Terminal()
     terminal.say(f"preferred model in {prefer_model(config, terminal, replace=replace)}")
     terminal.say(next_command("run", recipe, overrides))
+
+
+def pairs(
+    recipe: Recipe,
+    overrides: Overrides = [],  # noqa: B006
+    *,
+    policy: Annotated[
+        str | None,
+        typer.Option(help="Model, run or RUN@VERSION that answers; the recipe's by default."),
+    ] = None,
+    replace: Replace = False,
+) -> None:
+    """Make preference pairs: answers of a policy, compared by a judge or by rewards.
+
+    Interrupted, the same command goes on after the prompts that are compared.
+    """
+    config = load(recipe, overrides)
+    with deferred():
+        from deploy.offline.preference_pairs import make_pairs
+        from deploy.runtime.console import Terminal
+    terminal = Terminal()
+    terminal.say(f"pairs in {make_pairs(config, policy, terminal, replace=replace)}")
 
 
 def reward_model(

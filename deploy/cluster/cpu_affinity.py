@@ -12,7 +12,7 @@ from actors.config import ActorsConfig
 from deploy.config.run_config import RunConfig
 from headway.cpu_cores import parse_cores
 from learner.config.learner import LearnerConfig
-from learner.config.supervised import StageConfig, SupervisedConfig
+from learner.config.supervised import SupervisedConfig
 
 
 def learner_on_cores(config: RunConfig, available: Iterable[int]) -> RunConfig:
@@ -29,22 +29,15 @@ def learner_on_cores(config: RunConfig, available: Iterable[int]) -> RunConfig:
     return config.updated(learner={"cores": ",".join(map(str, cores))}) if cores else config
 
 
-def supervised_threads(
+def learner_of_stage(
     config: RunConfig, section: SupervisedConfig, available: Iterable[int]
-) -> int:
-    """Return the torch threads of a warm start or reward model: by default those of a learner.
+) -> LearnerConfig:
+    """Return a stage's settings as those of a learner, on the cores of one in its place.
 
     Torch's threads wait for one another by spinning: on all cores a small model trains several
     times slower where anything else runs.
     """
-    return section.threads or learner_on_cores(config, available).learner.threads_of_rank
-
-
-def learner_of_stage(
-    config: RunConfig, section: StageConfig, available: Iterable[int]
-) -> LearnerConfig:
-    """Return a stage's settings as those of a learner, on the cores of one in its place."""
-    alike = StageConfig.model_fields.keys() & LearnerConfig.model_fields.keys()
+    alike = type(section).model_fields.keys() & LearnerConfig.model_fields.keys()
     settings = {key: value for key in alike if (value := getattr(section, key)) is not None}
     learner = LearnerConfig(**settings, compile=False)
     devices = {"ranks": learner.ranks, "gpus": learner.gpus, "zero_node_ranks": None}

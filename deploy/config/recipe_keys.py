@@ -4,7 +4,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from actors.config import ISSUED, SAMPLED, ActorsConfig, HeldoutConfig, PromptsConfig
+from actors.config import ISSUED, SAMPLED, ActorsConfig, HeldoutConfig, PairsConfig, PromptsConfig
 from deploy.config.deploy_config import DeployConfig
 from headway.recipe_section import ResumeRule, Section
 from learner.config.learner import LearnerConfig, ModelConfig
@@ -51,4 +51,5 @@ class RecipeKeys(Section):
     sft: Annotated[SftConfig | None, BEGINNING] = None
     prefer: Annotated[PreferConfig | None, BEGINNING] = None
     reward_model: Annotated[RewardTrainingConfig | None, SAMPLED] = None
+    pairs: PairsConfig | None = None
     deploy: DeployConfig = DeployConfig()

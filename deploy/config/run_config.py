@@ -73,7 +73,12 @@ class RunConfig(RecipeKeys):
                 f"learner.critic.pretrain_batches = {critic.pretrain_batches} must be below steps "
                 f"= {self.steps}: all batches would train the critic alone"
             )
-        named = self.actors.reward_model.paths or self.reward_model
+        if self.actors.reward_model.each_step and not self.learner.process_rewards:
+            raise ValueError(
+                "actors.reward_model.each_step = true rewards steps one by one, and needs "
+                "learner.process_rewards = true: a sum over steps would pay for more of them"
+            )
+        named = self.actors.reward_model.named or self.reward_model
         if self.actors.asks_reward_models and not named:
             raise ValueError(
                 'the reward "reward_model" needs reward models: name model '
@@ -174,6 +179,11 @@ class RunConfig(RecipeKeys):
     def reward_models(self) -> Path:
         """Folder of the model folders that `headway reward-model` makes from this recipe."""
         return self._made(self.reward_model, "rm")
+
+    @property
+    def preference_pairs(self) -> Path:
+        """Folder of the preference set that `headway pairs` makes from this recipe."""
+        return self._made(None, "pairs")
 
     def _made(self, section: SupervisedConfig | None, kind: str) -> Path:
         name = (section.name if section else None) or self.name

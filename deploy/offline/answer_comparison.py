@@ -1,27 +1,17 @@
 """Compares the answers of two policies, by a judge that is asked in both orders, or by rewards."""
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import NamedTuple
 
 from actors.errors import RolloutFailed
+from actors.rewards.find_reward import Metadata
 from actors.rewards.llm_judge import LlmJudge
+from actors.rewards.pairwise_judge import INSTRUCTION, both_answers
 from deploy.config.run_config import RunConfig
 from deploy.report.score_intervals import Verdict
 from headway.options import parse_options
 from queues.records import Prompt
-
-INSTRUCTION = """Compare two answers to a question, whatever their order and their length. Reply \
-with one number and nothing else: {largest} if the first answer is better, 0 if the second is, and \
-half of {largest} if neither is.
-
-Question:
-{prompt}
-
-{completion}
-
-Reference:
-{answer}"""
 
 
 class Sample(NamedTuple):
@@ -34,6 +24,8 @@ class Sample(NamedTuple):
     """Mark by which the best of several is chosen."""
 
 
+Judge = Callable[[str, str, str | None, Metadata], Awaitable[float]]
+"""An `LlmJudge` that is asked for pairs: its mark is 1 where the first answer is better."""
 Played = Mapping[str, Sequence[list[Sample] | RolloutFailed]]
 """By held-out set, the rollouts of each problem, or the first error of one."""
 
@@ -46,22 +38,32 @@ def load_judge(config: RunConfig) -> LlmJudge | None:
     return parse_options(LlmJudge, "heldout.judge", options)
 
 
+async def judged(
+    judge: Judge, prompt: Prompt, answer: str, other: str, principle: str | None = None
+) -> Verdict:
+    """Return the marks of a judge for an answer beside another one, with each of them first."""
+    by = "" if principle is None else f"Principle to compare by:\n{principle}\n\n"
+
+    async def ask(first: str, second: str) -> float:
+        both = both_answers(first, second)
+        return await judge(prompt.text, by + both, prompt.answer, prompt.metadata)
+
+    return Verdict(*await asyncio.gather(ask(answer, other), ask(other, answer)))
+
+
 def compare(
-    judge: LlmJudge | None, sets: Mapping[str, Sequence[Prompt]], ours: Played, theirs: Played
+    judge: Judge | None, sets: Mapping[str, Sequence[Prompt]], ours: Played, theirs: Played
 ) -> dict[str, list[list[Verdict] | RolloutFailed]]:
     """Return the verdicts on the rollouts of each problem, or the first error among them.
 
     Without a judge, the answer with the higher reward is better.
     """
 
-    async def ask(prompt: Prompt, first: Sample, second: Sample) -> float:
-        if judge is None:
-            return 0.5 if first.reward == second.reward else float(first.reward > second.reward)
-        both = f"First answer:\n{first.text}\n\nSecond answer:\n{second.text}"
-        return await judge(prompt.text, both, prompt.answer, prompt.metadata)
-
     async def verdict(prompt: Prompt, our: Sample, their: Sample) -> Verdict:
-        return Verdict(*await asyncio.gather(ask(prompt, our, their), ask(prompt, their, our)))
+        if judge is not None:
+            return await judged(judge, prompt, our.text, their.text)
+        mark = 0.5 if our.reward == their.reward else float(our.reward > their.reward)
+        return Verdict(mark, 1 - mark)
 
     async def verdicts(
         prompt: Prompt, our: list[Sample] | RolloutFailed, their: list[Sample] | RolloutFailed

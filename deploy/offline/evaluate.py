@@ -35,7 +35,7 @@ from deploy.storage.jsonl import Say
 from headway.atomic_file import atomic_file
 from headway.errors import InputError
 from learner.config.learner import ModelConfig
-from queues.records import Prompt, Purpose, Rollout
+from queues.records import Prompt, Rollout
 
 T = TypeVar("T")
 
@@ -63,7 +63,7 @@ def evaluate(
         raise InputError(f"{folder} cannot be made: {error}") from None
     with tempfile.TemporaryDirectory(prefix=".models-", dir=folder) as copies:
         paths = [policy.folder(Path(copies) / str(n)) for n, policy in enumerate(policies)]
-        inputs = [_inputs(config, path) for path in paths]
+        inputs = [load_policy(config, path) for path in paths]
         sets = {OWN_SET: inputs[0].prompts.problems, **inputs[0].prompts.sets}
         played = []
         for policy, loaded in zip(policies, inputs, strict=True):
@@ -103,8 +103,12 @@ def _scoring(config: RunConfig, best_of: str | None, samples: int) -> RunConfig:
             raise InputError("--best-of chooses among the rollouts of a problem: give --samples")
         if best_of not in rewards:
             rewards, weights = (*rewards, best_of), {**weights, best_of: 0.0}
-    only = {"reward": (), "heldout_reward": rewards, "reward_weights": weights, "gold": None}
-    actors = actors.model_copy(update=only)
+    return scored_by(config, reward=(), heldout_reward=rewards, reward_weights=weights)
+
+
+def scored_by(config: RunConfig, **rewards: Any) -> RunConfig:
+    """Return a recipe that scores by other rewards, keys of [actors], whatever model plays it."""
+    actors = config.actors.model_copy(update={**rewards, "gold": None})
     scoring = config.model_copy(update={"actors": actors})
     check_scoring(scoring)
     models = actors.reward_model.model_copy(update={"paths": reward_model_paths(scoring)})
@@ -112,8 +116,8 @@ def _scoring(config: RunConfig, best_of: str | None, samples: int) -> RunConfig:
     return config.model_copy(update={"actors": actors, "sft": None, "prefer": None})
 
 
-def _inputs(config: RunConfig, path: str) -> Inputs:
-    """Load and check what the recipe needs to play with the model of a folder."""
+def load_policy(config: RunConfig, path: str) -> Inputs:
+    """Load and check what a recipe needs to play with the model of a folder."""
     learner = config.learner.model_copy(update={"lora": None, "critic": None})
     update = {"model": ModelConfig(path=path), "learner": learner}
     return load_inputs(config.model_copy(update=update), needs_space=False)
@@ -129,23 +133,16 @@ def _play(
     """Play every problem of the sets with one engine."""
     prompts = [*chain.from_iterable(sets.values())]
     temperature = config.actors.temperature if samples > 1 else 0.0
-    played = iter(
-        play_here(
-            config,
-            inputs,
-            prompts,
-            purpose=Purpose.EVALUATE,
-            samples=samples,
-            temperature=temperature,
-        )
-    )
+    played = iter(play_here(config, inputs, prompts, samples=samples, temperature=temperature))
     tokenizer = load_tokenizer(inputs.model_path)
+    weights = {name: w for name, w in config.actors.reward_weights.items() if name != best_of}
 
     def sample(rollout: Rollout) -> Sample:
         ids = rollout.token_ids[rollout.prompt_length :]
         text = tokenizer.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)
         parts = rollout.reward_parts.items()
-        marks = (mark for name, mark in parts if name.split("/")[0] == best_of)
+        of_parts = ((name.partition("/"), mark * weights.get(name, 1.0)) for name, mark in parts)
+        marks = (mark for (reward, _, _), mark in of_parts if reward == best_of)
         return Sample(rollout.task_reward, text, sum(marks))
 
     def group(outcomes: Sequence[Rollout | RolloutFailed]) -> list[Sample] | RolloutFailed:

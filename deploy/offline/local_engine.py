@@ -3,7 +3,7 @@
 import asyncio
 import os
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 
 from actors.assembly import build_engine, build_episodes, build_rewards, make_pool
@@ -14,9 +14,22 @@ from actors.rewards.learned import TextScorer
 from deploy.cluster.cpu_affinity import actors_on_cores
 from deploy.config.run_config import RunConfig
 from deploy.preflight.inputs import Inputs
+from headway.errors import InputError
 from queues.records import Lease, Prompt, Purpose, Rollout
 
 Outcome = Rollout | RolloutFailed
+Receive = Callable[[int, list[Outcome]], Awaitable[None]]
+"""Takes the index of a prompt and its outcomes."""
+
+
+def refuse_adapter(config: RunConfig, command: str) -> None:
+    """Refuse an adapter to begin with, which engines of this process do not load."""
+    lora = config.learner.lora
+    if lora is not None and lora.path is not None:
+        raise InputError(
+            f"learner.lora.path = {lora.path!r}: `headway {command}` plays with a model as its "
+            "folder has it; to play with both, merge them into a folder and name that in model.path"
+        )
 
 
 def play_here(
@@ -24,16 +37,18 @@ def play_here(
     inputs: Inputs,
     prompts: Sequence[Prompt],
     *,
-    purpose: Purpose,
     samples: int = 1,
     temperature: float | None = None,
+    then: Receive | None = None,
 ) -> list[list[Outcome]]:
     """Play every prompt with the weights of `inputs`, so many samples of each.
 
     Returns the rollouts of each prompt, or the errors that they ended with. `temperature` is that
-    of an evaluation. Raises EngineDied, which names the file with the engine's output; else that is
-    deleted.
+    of an evaluation; None plays as for training. `then` is awaited for each prompt as soon as it is
+    played, while others still are. Raises EngineDied, which names the file with the engine's
+    output; else that is deleted.
     """
+    purpose = Purpose.TRAIN if temperature is None else Purpose.EVALUATE
     leases = [
         Lease(
             group_id=f"{purpose}-{index}",
@@ -50,7 +65,7 @@ def play_here(
     with tempfile.NamedTemporaryFile(prefix="headway-engine-", suffix=".log", delete=False) as file:
         log = Path(file.name)
     try:
-        outcomes = asyncio.run(_play(config, inputs, leases, log))
+        outcomes = asyncio.run(_play(config, inputs, leases, log, then))
     except EngineDied as error:
         raise EngineDied(f"{error}\nthe output of the engine is in {log}") from error
     except BaseException:
@@ -61,7 +76,7 @@ def play_here(
 
 
 async def _play(
-    config: RunConfig, inputs: Inputs, leases: Sequence[Lease], log: Path
+    config: RunConfig, inputs: Inputs, leases: Sequence[Lease], log: Path, then: Receive | None
 ) -> list[list[Outcome]]:
     actors = actors_on_cores(config.actors, os.sched_getaffinity(0), None)
     model_path = inputs.model_path
@@ -91,10 +106,25 @@ async def _play(
                 except RolloutFailed as error:
                     return error
 
-        async def play_all(lease: Lease) -> list[Outcome]:
-            return await asyncio.gather(*(play(lease, n) for n in range(lease.group_size)))
+        async def play_all(index: int, lease: Lease) -> list[Outcome]:
+            outcomes = await asyncio.gather(*(play(lease, n) for n in range(lease.group_size)))
+            rollouts = [outcome for outcome in outcomes if isinstance(outcome, Rollout)]
+            if len(rollouts) == len(outcomes):
+                try:
+                    outcomes = [*await episodes.score_group(lease, rollouts)]
+                except RolloutFailed as error:
+                    outcomes = [error] * len(rollouts)
+            if then is not None:
+                await then(index, outcomes)
+            return outcomes
 
-        return await asyncio.gather(*map(play_all, leases))
+        tasks = [asyncio.create_task(play_all(*item)) for item in enumerate(leases)]
+        try:
+            return await asyncio.gather(*tasks)
+        finally:  # after an error, before the others meet a closed engine
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
     finally:
         pool.close()
         await engine.close()

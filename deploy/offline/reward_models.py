@@ -1,25 +1,32 @@
-"""`headway reward-model`: trains reward models on the preference pairs of a recipe.
+"""`headway reward-model`: trains reward models on the pairs or labelled steps of a recipe.
 
     pairs ─▶ held-out pairs, common to all ────────┐
       └────▶ each member's own order ─▶ training ─▶ accuracy, scale ─▶ model-0, model-1, …
 
-The members are trained one after the other in this process.
+The members are trained one after the other, each as a stage of `deploy.offline.stages`.
 """
 
 import json
 from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
-from actors.engines.model_folder import check_model, load_tokenizer, refuse_quantised
+from actors.config import RewardModelConfig
+from actors.engines.model_folder import (
+    check_model,
+    configuration,
+    load_tokenizer,
+    refuse_quantised,
+)
 from actors.errors import PromptRefused
 from actors.reward_models.folder import Scale, TextReader, load_reader
-from actors.sources.examples import PREFERENCES, Example
-from deploy.cluster.cpu_affinity import supervised_threads
+from actors.sources.examples import LABELLED_STEPS, PREFERENCES, Example, LabelledSteps
+from deploy.cluster.cpu_affinity import learner_of_stage
 from deploy.config.run_config import RunConfig
 from deploy.errors import RunFailed
 from deploy.offline.pairs import DrawnPairs
+from deploy.offline.stages import train_ranks
 from deploy.preflight.machine_checks import check_runs_dir
 from deploy.preflight.models import (
     check_adapter,
@@ -36,7 +43,8 @@ from learner.config.supervised import RewardTrainingConfig
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from learner.supervised.reward_model import Pair
+    from actors.reward_models.scoring import Member
+    from learner.supervised.reward_model import Chain, Pair
 
 CHECKED = 64
 """Pairs of each member that are checked before the model is loaded; others when they are drawn."""
@@ -44,23 +52,44 @@ REPORT_FILE = "reward_model.json"
 
 
 class PreferencePairs:
-    """Preference pairs as token ids; raises InputError when it draws a pair that `read` refuses."""
+    """Preference pairs, or steps, as token ids; raises InputError for what `read` refuses."""
 
     def __init__(self, config: RunConfig, section: RewardTrainingConfig, read: TextReader) -> None:
-        self.seed, self._read = config.seed, read
-        self._drawn = DrawnPairs(config, PREFERENCES, section)
-        self.heldout = [*map(self._encode, self._drawn.heldout)]
-        """Pairs that accuracy is measured on."""
+        self.seed = config.seed
+        self.section, self._read = section, read
+        self.process = section.kind == "process"
+        """Examples are `Chain`s, for a process reward model."""
+        self._drawn = DrawnPairs(config, LABELLED_STEPS if self.process else PREFERENCES, section)
+        self.heldout: list[Any] = [*map(self._encode, self._drawn.heldout)]
+        """Pairs or chains that accuracy is measured on."""
 
-    def training(self, member: int) -> "Iterator[Pair]":
+    def training(self, member: int) -> "Iterator[Pair | Chain]":
         """Yield training pairs of a member without end; none has the prompt of a held-out pair."""
         return map(self._encode, self._drawn.training(self.seed + member))
 
-    def _encode(self, preference: Example) -> "Pair":
-        from learner.supervised.reward_model import Pair
+    @property
+    def labels(self) -> list[float]:
+        """Labels of all steps of the held-out chains."""
+        return [label for chain in self.heldout for label in chain.labels]
+
+    def accuracy(self, scores: "Tensor") -> float:
+        """Return the share of held-out pairs [2, P], or steps [S], that scores tell right."""
+        if self.process:
+            right = (scores > 0.5) == (scores.new_tensor(self.labels) > 0.5)
+        else:
+            right = scores[0] > scores[1]
+        return float(right.double().mean())
+
+    def _encode(self, preference: Example) -> "Pair | Chain":
+        from learner.supervised.reward_model import Chain, Pair
 
         prompt, *texts = preference
         try:
+            if self.process:
+                _, steps, labels = cast("LabelledSteps", preference)
+                separator = self.section.separator
+                closed = [step.removesuffix(separator) for step in steps]
+                return Chain(*self._read.steps(prompt, closed, separator), [*labels])
             return Pair(*(self._read(prompt, str(text)) for text in texts))
         except PromptRefused as error:
             raise InputError(f"{self._drawn.subject}: {error}") from None
@@ -112,21 +141,18 @@ def _train_all(
 
     from actors.reward_models.scoring import combine
 
-    torch.set_num_threads(supervised_threads(config, section, usable_cores()))
     heldout_pairs = len(pairs.heldout)
     members, scores = [], []
     for member in range(section.members):
         terminal.say(f"reward model {member}: {section.steps} steps from {path}")
-        row, member_scores, scale = _train(section, path, pairs, member, partial, terminal)
-        if config.actors.chat_template is False:  # it was trained without, and is read as it is
-            (partial / row["folder"] / "chat_template.jinja").unlink(missing_ok=True)
+        row, member_scores = _train(config, path, pairs, member, partial, terminal)
         members.append(row)
-        scores.append((member_scores - scale.mean) / scale.std)
+        scores.append(member_scores)
         terminal.say(
             f"reward model {member}: held-out accuracy {row['heldout_accuracy']:.3f}, loss "
             f"{row['heldout_loss']:.4f} ({heldout_pairs} pairs)"
         )
-    together = {how: _accuracy(combine(torch.stack(scores), how)) for how in ("min", "mean")}
+    together = {how: pairs.accuracy(combine(torch.stack(scores), how)) for how in ("min", "mean")}
     if len(members) > 1:
         terminal.say(
             "together: held-out accuracy "
@@ -147,78 +173,103 @@ def _train_all(
 
 
 def _train(
-    section: RewardTrainingConfig,
+    config: RunConfig,
     path: str,
     pairs: PreferencePairs,
     member: int,
     partial: Path,
     terminal: Terminal,
-) -> tuple[dict[str, Any], "Tensor", Scale]:
-    """Train one member; return figures, scores [2, P] of held-out pairs, and their scale."""
-    import torch
-    from transformers.utils import logging
-
-    from learner.engine.deepspeed import DeepSpeedEngine
-    from learner.model.lora import add_adapter
-    from learner.model.scalar_model import load_scalar_model
-    from learner.supervised.reward_model import bradley_terry, score_pairs, train_reward_model
+) -> tuple[dict[str, Any], "Tensor"]:
+    """Train one member; return its figures, and its scores of what is held out, on its scale."""
+    from actors.reward_models.scoring import Member
+    from learner.ranks.rank import ScalarRank
+    from learner.ranks.spec import LearnerSpec
+    from learner.supervised.reward_model import train_process_model, train_reward_model
     from learner.supervised.row_training import Progress
+    from learner.supervised.stage import Stage
 
-    folder, seed = partial / f"model-{member}", pairs.seed + member
-    torch.manual_seed(seed)
-    logging.set_verbosity_error()  # no warning that the head is new
-    model = load_scalar_model(
-        path,
-        dtype=section.dtype,
-        attention=section.attention,
-        seed=seed,
-        activation_checkpointing=section.activation_checkpointing,
-    )
-    if section.lora is not None:
-        add_adapter(model.model, section.lora, seed=seed)
-    text = model.model.config.get_text_config()
-    if text.pad_token_id is None:  # batches of texts of different lengths need one
-        tokenizer = load_tokenizer(path)
-        padding = tokenizer.pad_token_id
-        text.pad_token_id = tokenizer.eos_token_id if padding is None else padding
-    engine = DeepSpeedEngine(
-        model,
-        section,
+    folder, seed, section = partial / f"model-{member}", pairs.seed + member, pairs.section
+    spec = LearnerSpec(
+        config=learner_of_stage(config, section, usable_cores()),
+        section="reward_model",
         model_path=path,
-        zero_stage=section.zero_stage,
-        total_steps=section.steps,
+        seed=seed,
+        steps=section.steps,
+        checkpoints=str(partial),
     )
+    stage = Stage(
+        spec=spec,
+        config=section,
+        train=train_process_model if pairs.process else train_reward_model,
+        folder=str(folder),
+        rank_type=ScalarRank,
+    )
+    drawn = pairs.training(member)
+    batches = islice(iter(lambda: [*islice(drawn, section.batch_pairs)], []), section.steps)
 
-    def show(progress: Progress) -> None:
+    def report(progress: Progress) -> None:
         terminal.advance(progress.step, progress.text)
+        if (lost := progress.lost_to_rounding) is not None:
+            terminal.say(f"lost to rounding of the adapter's changes: {lost:.1%}")
 
     with terminal.bar(section.steps, "the first step"):
-        train_reward_model(engine, pairs.training(member), section, show)
-    scores = score_pairs(engine, pairs.heldout, section.microbatch_tokens)
-    scale = Scale(float(scores.mean()), float(scores.std()))
-    if not scale.std > 0:
+        train_ranks(config, stage, batches, report, terminal)
+    _complete(folder, templated=config.actors.chat_template is not False)
+    Scale(separator=section.separator if pairs.process else None).write(folder)
+    judge = Member(str(folder), RewardModelConfig())
+    scores, figures = (_judge_steps if pairs.process else _judge_pairs)(judge, pairs)
+    mean, std = float(scores.mean()), float(scores.std())
+    if not std > 0:
         raise RunFailed(
-            f"the reward model of seed {seed} gives every text the score {scale.mean:g}; lower "
+            f"the reward model of seed {seed} gives every text the score {mean:g}; lower "
             "reward_model.learning_rate"
         )
+    row = {"folder": folder.name, "seed": seed, "heldout_accuracy": pairs.accuracy(scores)}
+    if pairs.process:
+        return row | figures, scores
+    Scale(mean, std).write(folder)
+    return row | figures | {"scale": {"mean": mean, "std": std}}, (scores - mean) / std
+
+
+def _judge_pairs(judge: "Member", pairs: PreferencePairs) -> tuple["Tensor", dict[str, float]]:
+    """Return the scores [2, P] of held-out pairs, and their loss."""
+    import torch
+
+    from learner.supervised.reward_model import bradley_terry
+
+    texts = [text for pair in pairs.heldout for text in (pair.chosen, pair.rejected)]
+    scored = [judge.score(texts[start : start + 32]) for start in range(0, len(texts), 32)]
+    scores, section = torch.cat(scored).view(-1, 2).T, pairs.section
     loss = bradley_terry(*scores, margin=section.margin, centring=section.centring).mean()
-    if section.lora is not None and section.dtype == "bfloat16":
-        terminal.say(
-            f"lost to rounding of the adapter's changes: {engine.lost_to_rounding() or 0:.1%}"
-        )
-    engine.save_model(folder)
-    engine.close()
-    scale.write(folder)
-    row = {
-        "folder": folder.name,
-        "seed": seed,
-        "heldout_accuracy": _accuracy(scores),
-        "heldout_loss": float(loss),
-        "scale": {"mean": scale.mean, "std": scale.std},
-    }
-    return row, scores, scale
+    return scores, {"heldout_loss": float(loss)}
 
 
-def _accuracy(scores: "Tensor") -> float:
-    """Return the share of pairs whose better text has the higher score, of scores [2, P]."""
-    return float((scores[0] > scores[1]).double().mean())
+def _judge_steps(judge: "Member", pairs: PreferencePairs) -> tuple["Tensor", dict[str, float]]:
+    """Return the probabilities [S] of held-out steps, their loss, and the share of faults found.
+
+    A fault is found where the first step below 1/2 is the first one that is labelled so.
+    """
+    import torch
+    from torch.nn.functional import binary_cross_entropy
+
+    found = []
+    scores = torch.cat([judge.score_at([c.token_ids], [c.ends])[0] for c in pairs.heldout])
+    labels = scores.new_tensor(pairs.labels)
+    of_chains = [len(chain.ends) for chain in pairs.heldout]
+    for label, score in zip(*(torch.split(x, of_chains) for x in (labels, scores)), strict=True):
+        if label.min() < 0.5:
+            found.append((label < 0.5).nonzero()[0].equal((score < 0.5).nonzero()[:1].flatten()))
+    figures = {"heldout_loss": float(binary_cross_entropy(scores, labels))}
+    return scores, figures | ({"heldout_faults_found": sum(found) / len(found)} if found else {})
+
+
+def _complete(folder: Path, *, templated: bool) -> None:
+    """Leave out the chat template that was not used, and name a token that pads batches."""
+    if not templated:  # it was trained without, and is read as it is
+        (folder / "chat_template.jinja").unlink(missing_ok=True)
+    description = configuration(str(folder))
+    text, tokenizer = description.get_text_config(), load_tokenizer(str(folder))
+    if text.pad_token_id is None:
+        padding = tokenizer.pad_token_id
+        text.pad_token_id = tokenizer.eos_token_id if padding is None else padding
+        description.save_pretrained(folder)

@@ -187,26 +187,27 @@ def train_stage(
             terminal.say(f"lost to rounding of the adapter's changes: {lost:.1%}")
 
     with terminal.bar(steps, "the first step"):
-        _train(config, stage, batches, report, terminal)
+        train_ranks(config, stage, batches, report, terminal)
     shutil.copy(unfinished.losses, stage.folder)
 
 
-def _train(
+def train_ranks(
     config: RunConfig,
     stage: "Stage",
     batches: Iterator[Sequence[Any]],
     report: "Callable[[Progress], None]",
     terminal: Terminal,
 ) -> None:
-    """Train a stage on the batches that it has steps left for, and write its model."""
+    """Train a stage on the batches that it has steps left for, and write its model.
+
+    Raises InputError and RunFailed, as `train_stage`.
+    """
     learner, section = stage.spec.config, stage.spec.section
     if learner.ranks == 1:
         import torch
 
-        from learner.ranks.rank import Rank
-
         torch.set_num_threads(learner.threads_of_rank)
-        for progress in stage.run(Rank(stage.spec), batches):
+        for progress in stage.run(stage.rank_type(stage.spec), batches):
             report(progress)
         return
     import ray

@@ -13,13 +13,13 @@ from typing import Any
 
 from actors.engines.model_folder import load_tokenizer
 from actors.errors import RolloutFailed
+from actors.rewards.find_reward import is_of_group
 from deploy.config.run_config import RunConfig
 from deploy.errors import RunFailed
-from deploy.offline.local_engine import play_here
+from deploy.offline.local_engine import play_here, refuse_adapter
 from deploy.preflight.inputs import Inputs
-from headway.errors import InputError
 from learner.config.learner import ModelConfig
-from queues.records import Prompt, Purpose, Rollout
+from queues.records import Prompt, Rollout
 
 
 @contextmanager
@@ -40,25 +40,24 @@ def before_warm_start(config: RunConfig, say: Callable[[str], None]) -> Iterator
 
 
 def try_recipe(config: RunConfig, inputs: Inputs, count: int, say: Callable[[str], None]) -> None:
-    """Play `count` prompts once each and show them; raise RunFailed in the end if some failed."""
-    lora = config.learner.lora
-    if lora is not None and lora.path is not None:
-        raise InputError(
-            f"learner.lora.path = {lora.path!r}: `headway try` plays with a model as its "
-            "folder has it; to try both, merge them into a folder and name that in model.path"
-        )
+    """Play `count` prompts once each and show them; raise RunFailed in the end if some failed.
+
+    With rewards that compare a group, a whole group of each is played.
+    """
+    refuse_adapter(config, "try")
     prompts = inputs.prompts.source.next(count)
     impatient = config.actors.model_copy(update={"outage_seconds": 0.0})
     say(f"loading {inputs.model_path}")
-    played = play_here(
-        config.model_copy(update={"actors": impatient}), inputs, prompts, purpose=Purpose.TRAIN
-    )
-    outcomes = [outcome for (outcome,) in played]
+    samples = config.prompts.group_size if any(map(is_of_group, impatient.reward)) else 1
+    patched = config.model_copy(update={"actors": impatient})
+    played = play_here(patched, inputs, prompts, samples=samples)
     tokenizer = load_tokenizer(inputs.model_path)
-    for prompt, outcome in zip(prompts, outcomes, strict=True):
+    repeated = [prompt for prompt in prompts for _ in range(samples)]
+    outcomes = [outcome for group in played for outcome in group]
+    for prompt, outcome in zip(repeated, outcomes, strict=True):
         say(describe(prompt, outcome, tokenizer, config.actors.reward_weights))
     if failed := sum(isinstance(outcome, RolloutFailed) for outcome in outcomes):
-        raise RunFailed(f"{failed} of {count} rollouts failed, as printed above")
+        raise RunFailed(f"{failed} of {len(outcomes)} rollouts failed, as printed above")
 
 
 def describe(
@@ -82,8 +81,9 @@ def describe(
         start = end
     lines.append(f"reward {outcome.reward:g}")
     for part, value in outcome.reward_parts.items():
-        weight = weights.get(part.split("/")[0])
-        lines.append(f"  {part} {value:g}" + ("" if weight is None else f" × {weight:g}"))
+        names = dict.fromkeys([part.split("/")[0], part])
+        factors = [f" × {weights[name]:g}" for name in names if name in weights]
+        lines.append(f"  {part} {value:g}" + "".join(factors))
     seconds = (outcome.finished_at - outcome.created_at).total_seconds()
     lines.append(
         f"ended by {outcome.finish_reason} after {sum(outcome.loss_mask)} sampled tokens, "

@@ -20,9 +20,10 @@ from actors.engines.sampling_rules import check_sampling
 from actors.environments.load_environment import load_environment
 from actors.environments.single_turn import opening
 from actors.reward_models.folder import check_reward_model
+from actors.rewards.find_reward import is_of_group
 from actors.rewards.rewards import check_scorable, load_rewards
 from actors.rollout.prompt_checks import check_fit
-from actors.sources.examples import DEMONSTRATIONS, PREFERENCES, load_examples
+from actors.sources.examples import DEMONSTRATIONS, LABELLED_STEPS, PREFERENCES, load_examples
 from actors.sources.preferences import PREFERENCE_SETS
 from deploy.config.deploy_config import STALL_FACTOR
 from deploy.config.rules import check_against_objective
@@ -82,6 +83,30 @@ def check_scoring(config: RunConfig) -> None:
     load_environment(
         actors.environment, actors.environment_options, code_execution=actors.code_execution
     )
+    _check_groups(config)
+
+
+def _check_groups(config: RunConfig) -> None:
+    """Refuse rewards that compare a group where rollouts are scored one by one."""
+    actors, size = config.actors, config.prompts.group_size
+    heldout = actors.heldout_reward or (actors.reward if config.heldout else ())
+    key = (
+        "actors.heldout_reward"
+        if actors.heldout_reward
+        else "actors.heldout_reward = actors.reward"
+    )
+    gold = actors.gold.reward if actors.gold else ()
+    for setting, names in ((key, heldout), ("actors.gold.reward", gold)):
+        for name in filter(is_of_group, names):
+            raise InputError(
+                f"{setting} has {name!r}, which compares the rollouts of a group, and here each is "
+                "scored alone; name rewards of single completions there"
+            )
+    if size < 2 and (of_group := [*filter(is_of_group, actors.reward)]):
+        raise InputError(
+            f"actors.reward = {of_group[0]!r} compares the rollouts of a group, and "
+            f"prompts.group_size = {size}; give 2 or more"
+        )
 
 
 def check_prompts(config: RunConfig, prompts: OpenedPrompts) -> None:
@@ -268,7 +293,9 @@ def check_code(config: RunConfig) -> None:
 
         check_loss(prefer)
         kinds.append((PREFERENCE_SETS, prefer.pairs, prefer.options))
-    kinds += [(PREFERENCES, learned.pairs, learned.options)] if learned else []
+    if learned is not None:
+        kind = LABELLED_STEPS if learned.kind == "process" else PREFERENCES
+        kinds.append((kind, learned.pairs, learned.options))
     for kind, name, options in kinds:
         next(load_examples(kind, name, options=options, seed=config.seed, heldout=texts))
     check_objective(config)

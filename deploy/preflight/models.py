@@ -78,11 +78,14 @@ def _made_model(command: str, folder: Path, origin: str, *, is_new: bool) -> str
 
 def reward_model_paths(config: RunConfig, *, is_new: bool = False) -> tuple[str, ...]:
     """Return the folders or hub names of the reward models, if used, as `model_path` its own."""
-    named, folder = config.actors.reward_model.paths, config.reward_models
+    named, folder = config.actors.reward_model.named, config.reward_models
     if not config.actors.asks_reward_models:
         return ()
     if named:
-        return tuple(find_model(path, setting="actors.reward_model.paths") for path in named)
+        setting = "actors.reward_model." + (
+            "kinds" if config.actors.reward_model.kinds else "paths"
+        )
+        return tuple(find_model(path, setting=setting) for path in named)
     members = sorted(folder.glob("model-*"), key=lambda path: int(path.name.rpartition("-")[2]))
     if not members:
         raise InputError(
@@ -212,8 +215,8 @@ RENDERING = {
 """Keys of `[actors]` that decide how a demonstration is rendered."""
 
 
-NEUTRAL = ("name", "ranks", "gpus", "checkpoint_every", "eval_every")
-"""Keys of `[sft]` on which what is learned does not depend."""
+NEUTRAL = {"name", "ranks", "gpus", "checkpoint_every", "eval_every"}
+"""Keys of `[sft]` and `[reward_model]` on which what is learned does not depend."""
 
 
 def warm_start_origin(config: RunConfig) -> str:

@@ -94,5 +94,20 @@ def win_rate(by_problem: Sequence[Sequence[Verdict]]) -> Score:
     return score | counts | {"agreement": fmean(verdict.agrees for verdict in verdicts)}
 
 
+def position_bias(by_problem: Sequence[Sequence[Verdict]]) -> dict[str, Score]:
+    """Return how often a judge prefers what it read first, and how often its orders agree.
+
+    `first_preferred` is a share of its marks, of which one for neither counts half: without a bias
+    ½. `agreement` is the share of comparisons in which both orders favour the same, or neither.
+    """
+    most = max(map(len, by_problem))
+    first = [
+        [0.5 + sum(_sign(mark - 0.5) for mark in v) / 4 for v in group] for group in by_problem
+    ]
+    agree = [[float(verdict.agrees) for verdict in group] for group in by_problem]
+    named = (("first_preferred", first), ("agreement", agree))
+    return {name: mean_score([*map(fmean, each)], rollouts=most) for name, each in named}
+
+
 def _sign(value: float) -> int:
     return (value > 0) - (value < 0)

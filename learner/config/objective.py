@@ -149,8 +149,8 @@ class ObjectiveConfig(Section):
     so that a batch gets smaller; `queues.filter_tied` replaces them instead. Both are only for
     advantages that compare the rollouts of a group alone."""
     process_rewards: bool = False
-    """Credit each turn with its own reward, also if that is 0, for estimators that tell tokens
-    apart."""
+    """Credit each turn, or step that a process reward model scores, with its own reward, also if
+    that is 0, for estimators that tell tokens apart."""
     kl: KlConfig | None = None
     entropy: EntropyConfig | None = None
     critic: CriticConfig | None = None

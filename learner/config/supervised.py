@@ -20,7 +20,12 @@ class SupervisedConfig(OptimizerConfig):
     revision."""
     muon_learning_rate: float | None = Field(default=0.02, gt=0)
     """Full rate of Muon; without effect under `adamw`."""
-    zero_stage: int = Field(default=0, ge=0, le=2)
+    ranks: int = Field(default=1, ge=1)
+    """Processes that share every batch. One is that of the command; several are started by Ray,
+    placed as the learner's of a run."""
+    gpus: int = Field(default=0, ge=0, le=1)
+    """GPUs of each of several ranks. One rank takes the GPU of its machine, if there is one."""
+    zero_stage: int = Field(default=0, ge=0, le=3)
     """DeepSpeed ZeRO, as learner.zero_stage."""
     dtype: Dtype = "float32"
     """Dtype of weights and activations, as learner.dtype; `auto` looks at the model that it begins
@@ -52,15 +57,8 @@ class DemonstrationSource(Section):
 
 
 class StageConfig(SupervisedConfig):
-    """Settings of stages that train a policy, on one rank or several."""
+    """Settings of stages that train a policy."""
 
-    ranks: int = Field(default=1, ge=1)
-    """Processes that share every batch. One is that of the command; several are started by Ray,
-    placed as the learner's of a run."""
-    gpus: int = Field(default=0, ge=0, le=1)
-    """GPUs of each of several ranks. One rank takes the GPU of its machine, if there is one."""
-    zero_stage: int = Field(default=0, ge=0, le=3)
-    """DeepSpeed ZeRO, as learner.zero_stage."""
     checkpoint_every: int | None = Field(default=None, ge=1)
     """Optimizer steps between checkpoints, from the newest of which the command goes on after an
     interruption. None writes none."""
@@ -148,11 +146,19 @@ class PreferConfig(StageConfig):
 
 
 class RewardTrainingConfig(SupervisedConfig):
-    """Reward models from preference pairs: `headway reward-model RECIPE`."""
+    """Reward models from preference pairs or labelled steps: `headway reward-model RECIPE`."""
 
+    kind: Literal["outcome", "process"] = "outcome"
+    """`outcome` scores a whole completion, `process` each of its steps, by the probability that it
+    is right."""
     pairs: str
     """(prompt, chosen, rejected) triples: a JSONL, CSV, Parquet or Arrow file with these fields,
-    `datasets:NAME`, or the name or dotted path of a prompt source that has preferences."""
+    `datasets:NAME`, or the name or dotted path of a prompt source that has preferences. For
+    `process` (prompt, completions, labels) triples: the steps of a completion, and for each true,
+    false, or the share of right answers that were sampled from there on; of a source its
+    labelled_steps."""
+    separator: str = Field(default="\n\n", min_length=1)
+    """Text between the steps of a completion, where the policy's are split too; with `process`."""
     path: str | None = None
     """A model folder or hub name to begin with; None takes the recipe's model, or its warm start
     where there is one."""
@@ -161,7 +167,7 @@ class RewardTrainingConfig(SupervisedConfig):
     steps: int = Field(default=500, ge=1)
     """Optimizer steps of each model."""
     batch_pairs: int = Field(default=32, ge=1)
-    """Pairs of one optimizer step."""
+    """Pairs, or completions with labelled steps, of one optimizer step."""
     microbatch_tokens: int = Field(default=2048, ge=16)
     """Capacity of one microbatch in tokens; a longer pair gets one of its own."""
     learning_rate: float = Field(default=1e-5, gt=0)
@@ -171,6 +177,6 @@ class RewardTrainingConfig(SupervisedConfig):
     margin: float = Field(default=0.0, ge=0)
     """By how much the better score should exceed the worse one."""
     heldout_pairs: int = Field(default=256, ge=1)
-    """Pairs that are never trained; accuracy is measured on them."""
+    """Pairs or completions that are never trained; accuracy is measured on them."""
     activation_checkpointing: bool = False
     """Keep only the inputs of layers and compute their insides again in the backward pass."""

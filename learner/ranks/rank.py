@@ -231,3 +231,14 @@ class Rank:
         self.engine.close()
         if self.critic is not None:
             self.critic.close()
+
+
+class ScalarRank(Rank):
+    """A rank that trains a model with one number for each token in the place of a policy."""
+
+    def _policy(self, path: str) -> DeepSpeedEngine:  # type: ignore[override]
+        spec, config = self.spec, self.config
+        with sharing(config.zero_stage, config.ranks_of_node):
+            model = load_scalar_model(path, **self._model, seed=spec.seed)
+        self._adapt(model.model, config.lora)
+        return DeepSpeedEngine(model, config, total_steps=spec.steps, **self._settings)

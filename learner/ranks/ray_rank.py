@@ -26,6 +26,7 @@ from weight_sync.probe import ProbeBudget
 
 if TYPE_CHECKING:
     from learner.learner import Learner
+    from learner.ranks.rank import Rank
     from weight_sync.publish.background_publisher import BackgroundPublisher
 
 P = ParamSpec("P")
@@ -80,17 +81,21 @@ class RankActor(ServiceProcess):
         gc.collect()
         gc.freeze()  # what was loaded stays; scanning it again would take most of a second
 
+    def _rank_type(self) -> type["Rank"]:
+        from learner.ranks.rank import Rank
+
+        return Rank
+
     def _load(self, address: tuple[str, int] | None) -> None:
         from learner.engine.checkpoint import check_shared
         from learner.engine.process_group import find_store, join
-        from learner.ranks.rank import Rank
 
         if address is not None:
             store = self._store if self._number == 0 else find_store(address)
             ranks = self._spec.config.ranks
             join(store, self._number, ranks)
             check_shared(Path(self._spec.checkpoints), store, self._number, ranks)
-        self._rank = Rank(self._spec)
+        self._rank = self._rank_type()(self._spec)
 
     async def run(self, followers: list[Any], broker: Any, broadcaster: Any) -> int:
         """Train to the last version or to `stop`, as rank 0; return the version reached.

@@ -17,6 +17,7 @@ from learner.ranks.ray_group import LearnerGroup, rank_actors
 from learner.ranks.ray_rank import RankActor
 
 if TYPE_CHECKING:
+    from learner.ranks.rank import Rank
     from learner.supervised.row_training import Progress
     from learner.supervised.stage import Stage
 
@@ -30,6 +31,9 @@ class StageRank(RankActor):
 
     def _state(self) -> str:
         return f"{self}: {self._stage.spec.section}"
+
+    def _rank_type(self) -> type["Rank"]:
+        return self._stage.rank_type
 
     def _load(self, address: tuple[str, int] | None) -> None:
         super()._load(address)

@@ -1,17 +1,17 @@
-"""Training of a reward model on preference pairs, by the likelihood of Bradley and Terry.
+"""Training of reward models, on preference pairs by Bradley and Terry's likelihood, or on steps.
 
-The score of a text is the model's output after its last token. Both texts of a pair lie in one
-microbatch. It runs in one process.
+The score of a text, or of a step, is the model's output after its last token. Both texts of a pair
+lie in one microbatch.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import islice
+from itertools import accumulate
 
 import torch
 from torch import Tensor
+from torch.nn.functional import binary_cross_entropy_with_logits
 
-from learner.batch.packing import pack
 from learner.config.supervised import RewardTrainingConfig
 from learner.engine.protocol import Trainable
 from learner.supervised.row_training import Progress, packed, train_rows
@@ -31,6 +31,25 @@ class Pair:
     def terms(self) -> int:
         """A pair is one term of the loss."""
         return 1
+
+
+@dataclass(frozen=True, slots=True)
+class Chain:
+    """A prompt and the steps of a completion as token ids."""
+
+    token_ids: list[int]
+    ends: list[int]
+    """Index of the last token of each step."""
+    labels: list[float]
+    """Probability that each step is right."""
+
+    def __len__(self) -> int:
+        return len(self.token_ids)
+
+    @property
+    def terms(self) -> int:
+        """Every step is a term of the loss."""
+        return len(self.ends)
 
 
 def bradley_terry(
@@ -53,34 +72,45 @@ def bradley_terry(
 
 def train_reward_model(
     engine: Trainable,
-    pairs: Iterator[Pair],
+    batches: Iterator[Sequence[Pair]],
     config: RewardTrainingConfig,
-    report: Callable[[Progress], None],
-) -> None:
-    """Train `config.steps` steps on an endless stream of pairs; call `report` after each step."""
+    heldout: Sequence[Pair] = (),
+) -> Iterator[Progress]:
+    """Train on a stream of batches of pairs; see `train_rows`."""
 
     def loss_of_row(row: Sequence[Pair]) -> tuple[Tensor, int]:
         chosen, rejected = _scores(engine, row)
         losses = bradley_terry(chosen, rejected, margin=config.margin, centring=config.centring)
         return losses.sum(), int((chosen > rejected).sum())
 
-    batches = iter(lambda: [*islice(pairs, config.batch_pairs)], [])
-    for progress in train_rows(engine, batches, config, loss_of_row):
-        report(progress)
+    return train_rows(engine, batches, config, loss_of_row, heldout)
 
 
-@torch.no_grad()
-def score_pairs(engine: Trainable, pairs: Sequence[Pair], capacity: int) -> Tensor:
-    """Score pairs without training, in microbatches of `capacity` tokens.
+def train_process_model(
+    engine: Trainable,
+    batches: Iterator[Sequence[Chain]],
+    config: RewardTrainingConfig,
+    heldout: Sequence[Chain] = (),
+) -> Iterator[Progress]:
+    """Train on a stream of batches of chains; see `train_rows`.
 
-    Returns:
-        [2, P] float64 on the CPU: scores of the better texts, and of the worse texts.
+    The loss is the cross-entropy of the labels, which may be soft, with σ of the outputs after the
+    last token of each step (Lightman et al. 2023, arXiv 2305.20050; with shares of right samples as
+    labels, Wang et al. 2024, arXiv 2312.08935).
     """
-    scores = torch.empty(2, len(pairs), dtype=torch.float64)
-    for indices in pack([len(pair) for pair in pairs], capacity):
-        of_some = torch.stack(_scores(engine, [pairs[i] for i in indices]))
-        scores[:, indices] = of_some.double().cpu()
-    return scores
+
+    def loss_of_row(row: Sequence[Chain]) -> tuple[Tensor, int]:
+        (outputs,) = engine.outputs(*packed([chain.token_ids for chain in row]))
+        starts = accumulate((len(chain) for chain in row), initial=0)
+        ends = [
+            start + end for start, chain in zip(starts, row, strict=False) for end in chain.ends
+        ]
+        logits = outputs[torch.tensor(ends, device=outputs.device)]
+        labels = logits.new_tensor([label for chain in row for label in chain.labels])
+        loss = binary_cross_entropy_with_logits(logits, labels, reduction="sum")
+        return loss, int(((logits > 0) == (labels > 0.5)).sum())
+
+    return train_rows(engine, batches, config, loss_of_row, heldout)
 
 
 def _scores(engine: Trainable, pairs: Sequence[Pair]) -> tuple[Tensor, Tensor]:

@@ -22,13 +22,13 @@ class Trained(Sized, Protocol):
 
     @property
     def terms(self) -> int:
-        """Terms that it has in the mean loss of a batch: learned tokens, or 1 as a pair."""
+        """Terms that it has in the mean loss of a batch: learned tokens, steps, or 1 as a pair."""
 
 
 Item = TypeVar("Item", bound=Trained)
 LossOfRow = Callable[[list[Item]], tuple[Tensor, int | None]]
-"""Function of the items of a row. It returns the sum of the terms of their loss, and how many pairs
-have the higher score for the better text."""
+"""Function of the items of a row. It returns the sum of the terms of their loss, and how many terms
+are told right, if that is counted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,12 +37,13 @@ class Progress:
 
     step: int
     loss: float
-    """Mean over the learned tokens, in nats, or over the pairs of the step."""
+    """Mean over the learned tokens, in nats, or over what a reward model learns from."""
     tokens: int
     """Tokens trained since the loop began, prompts included."""
     seconds: float
     accuracy: float | None = None
-    """Share of pairs whose better text had the higher score before the step."""
+    """Share of pairs whose better text had the higher score before the step, or of the steps of
+    completions that were told right."""
     heldout: tuple[int, float] | None = None
     """Step after which the loss of what is never trained was last measured, and its mean."""
     heldout_accuracy: float | None = None
@@ -97,17 +98,17 @@ def mean_loss(
     """Return loss and accuracy of a batch over all ranks; backward where gradients are enabled."""
     sizes = [len(item) for item in batch]
     shortest, terms = sizes.index(min(sizes)), max(1, sum(item.terms for item in batch))
-    sums, has_pairs = torch.zeros(2, dtype=torch.float64), False
+    sums, counts_right = torch.zeros(2, dtype=torch.float64), False
     for indices in plan_microbatches(sizes, engine.ranks, capacity)[engine.rank]:
         # Every rank enters the same collectives: one with less to do has a row that counts nothing.
-        loss, right = loss_of_row([batch[i] for i in indices or [shortest]])
+        loss, right_of_row = loss_of_row([batch[i] for i in indices or [shortest]])
         share = loss / terms if indices else loss * 0
         if torch.is_grad_enabled():
             engine.backward(share)
-        has_pairs = right is not None
-        sums += sums.new_tensor([float(share.detach()), right or 0 if indices else 0])
-    total, right_pairs = engine.sum_over_ranks(sums).tolist()
-    return total, right_pairs / len(batch) if has_pairs else None
+        counts_right = right_of_row is not None
+        sums += sums.new_tensor([float(share.detach()), right_of_row or 0 if indices else 0])
+    total, right = engine.sum_over_ranks(sums).tolist()
+    return total, right / terms if counts_right else None
 
 
 def packed(texts: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor]:

@@ -1,4 +1,4 @@
-"""A stage of supervised training of a policy: a learner's ranks, trained on other batches."""
+"""A stage of supervised training: a learner's ranks, trained on other batches."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from headway import clock
-from learner.config.supervised import StageConfig
+from learner.config.supervised import RewardTrainingConfig, StageConfig
 from learner.engine import checkpoint
 from learner.ranks.rank import Rank
 from learner.ranks.spec import LearnerSpec
@@ -21,11 +21,12 @@ class Stage:
 
     spec: LearnerSpec
     """The ranks, with the model and the checkpoint that they begin with."""
-    config: StageConfig
+    config: StageConfig | RewardTrainingConfig
     train: Callable[..., Iterator[Progress]]
     """Loop of the stage, such as `train_supervised`."""
-    heldout: Sequence[Any]
+    heldout: Sequence[Any] = ()
     """Examples that are never trained, whose loss is measured."""
+    rank_type: type[Rank] = Rank
     folder: str
     """Folder that receives the model."""
 
@@ -38,12 +39,13 @@ class Stage:
             TrainingDiverged: The loss or its gradient is not finite.
         """
         config, engine = self.config, rank.engine
+        every = config.checkpoint_every if isinstance(config, StageConfig) else None
         earlier = rank.state.totals["tokens"] if rank.state else 0
         for progress in self.train(engine, batches, config, self.heldout):
             if progress.step == config.steps and config.lora and config.dtype == "bfloat16":
                 progress = replace(progress, lost_to_rounding=engine.lost_to_rounding())
             yield progress
-            due = config.checkpoint_every and progress.step % config.checkpoint_every == 0
+            due = every and progress.step % every == 0
             if due and progress.step < config.steps:
                 state = checkpoint.State(
                     version=progress.step,

@@ -112,7 +112,7 @@ def test_it_is_one_reward_among_others_and_fails_like_them():
     )
     prompt = Prompt(prompt_id="a/0/0", text="?", metadata={"tests": ADD})
     result = asyncio.run(rewards.score(prompt, "def add(a, b): return a + b"))
-    assert result == (1.0, {"code": 1.0, "tags": 0.0})
+    assert result == (1.0, {"code": 1.0, "tags": 0.0}, ())
     with pytest.raises(RewardFailed, match="must be a list"):
         asyncio.run(rewards.score(Prompt(prompt_id="b/0/0", text="?"), "pass"))
     pool.close()

@@ -27,10 +27,10 @@ PROMPT = Prompt(prompt_id="p/0/1", text="What is 3+4?", answer="7")
 
 
 @contextmanager
-def server(*answers):
+def server(*answers, reply_to=None):
     """Answers in turn: a text as a reply, a number as a status, None by hanging up.
 
-    A pair is a reply and why it ended.
+    A pair is a reply and why it ended. `reply_to`, if given, makes an answer of the text asked.
     """
     waiting, asked = list(answers), []
 
@@ -40,7 +40,8 @@ def server(*answers):
         def do_POST(self):
             body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
             asked.append((self.path, self.headers.get("Authorization"), body))
-            answer = waiting.pop(0)
+            text = body["messages"][0]["content"]
+            answer = reply_to(text) if reply_to else waiting.pop(0)
             if answer is None:
                 self.close_connection = True
                 return

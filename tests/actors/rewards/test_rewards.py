@@ -30,7 +30,7 @@ def score(names, completion, *, prompt=SUM, reason=FinishReason.STOP, options=No
 @pytest.mark.parametrize("name", ["exact_match", "last_answer"])
 def test_an_answer_that_was_cut_off_does_not_count(name):
     completion = "7" if name == "exact_match" else "=7"
-    assert score([name], completion, reason=FinishReason.LENGTH) == (0.0, {name: 0.0})
+    assert score([name], completion, reason=FinishReason.LENGTH) == (0.0, {name: 0.0}, ())
 
 
 @pytest.mark.parametrize("task", ["chain_sum", "arc_1d", "knights_knaves", "rearc", *EVALUATED])
@@ -54,6 +54,7 @@ def test_rewards_add_up_and_each_part_has_its_name():
             "user_module:several/content": 1.0,
             "user_module:length": 1.0,
         },
+        (),
     )
 
 

@@ -143,7 +143,10 @@ def gym_prompts():
     return [load_source(f"reasoning_gym:{task}", options={}, seed=3).next(1)[0] for task in tasks]
 
 
-@pytest.mark.parametrize("name", sorted({*REWARDS} - {"code", "reward_model", "llm_judge"}))
+OTHERS = {"code", "reward_model", "llm_judge", "pairwise_judge"}
+
+
+@pytest.mark.parametrize("name", sorted({*REWARDS} - OTHERS))
 def test_malformed_completions_are_scored_and_never_right(pool, name):
     answer = r"\frac{31}{14}" if name == "math_verify" else "fourteen halves and 31"
     prompt = Prompt(prompt_id="sums/0/1", text="3+4=", answer=answer)
@@ -163,4 +166,4 @@ def test_malformed_completions_are_scored_and_never_right(pool, name):
 def test_rewards_weigh_what_is_recorded_without_weights(pool):
     rewards = load_rewards(["exact_match", "similarity"], pool=pool, weights={"similarity": 0.5})
     result = asyncio.run(rewards.score(Prompt(prompt_id="a/0/0", text="?", answer="1234"), "1235"))
-    assert result == (0.375, {"exact_match": 0.0, "similarity": 0.75})
+    assert result == (0.375, {"exact_match": 0.0, "similarity": 0.75}, ())

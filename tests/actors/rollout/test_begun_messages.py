@@ -114,7 +114,7 @@ class Noted:
     def __init__(self):
         self.seen = []
 
-    async def score(self, prompt, completion, finish_reason):
+    async def score(self, prompt, completion, finish_reason, *, by_step=False):
         self.seen.append(completion)
         return Score(1.0, {})
 

@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import pytest
 import user_module
-from fakes import EOS, SAMPLING, Recited, episodes, ids, lease, play
+from fakes import EOS, POOL, SAMPLING, Recited, episodes, ids, lease, play
 
 from actors import outages
 from actors.engines.protocol import SamplingParameters
@@ -25,9 +25,11 @@ from actors.errors import (
     RolloutTimeout,
     ServiceLost,
 )
+from actors.rewards.find_reward import StepParts, StepScore
+from actors.rewards.rewards import load_rewards
 from headway.clean_text import register
 from headway.errors import HeadwayError, InputError
-from queues.records import FinishReason, RolloutGroup
+from queues.records import FinishReason, Purpose, RolloutGroup
 from queues.schema import decode, encode
 
 
@@ -388,3 +390,41 @@ def test_far_more_text_than_fits_into_a_rollout_is_not_tokenised():
     text = "7" * 40_001 + "\ud800"
     rollout = play(Recited("a"), new_environment=says(text), environment="m:Says")
     assert (rollout.turns, rollout.finish_reason) == (1, FinishReason.LENGTH)
+
+
+class StepJudge:
+    """Gives steps, which end with a comma, the scores 0.5, 0.25 and so on, and the text 2."""
+
+    async def score(self, prompt, completion):
+        ends = [i for i, c in enumerate(completion) if c == ","] + [len(completion)]
+        scores = [
+            StepScore("reward_model/right", end, 0.5 ** (n + 1)) for n, end in enumerate(ends)
+        ]
+        parts = StepParts({"reward_model/right": scores[-1].score, "reward_model/kind": 2.0})
+        parts.steps = (*scores, StepScore("reward_model/kind", len(completion), 2.0))
+        return parts
+
+
+@pytest.mark.parametrize(
+    ("each_step", "purpose", "turns", "reward"),
+    [
+        (True, Purpose.TRAIN, [(2, 1.5), (6, 0.75), (10, 0.375), (10, 6.0)], 9.625),
+        (False, Purpose.TRAIN, [], 7.375),
+        (True, Purpose.EVALUATE, [], 7.375),
+    ],
+)
+def test_each_step_of_a_training_rollout_earns_its_score_at_its_last_token(
+    each_step, purpose, turns, reward
+):
+    weights = {"reward_model": 3.0, "reward_model/right": 1.0}
+    rewards = load_rewards(
+        ["last_answer", "reward_model"], weights=weights, reward_model_client=StepJudge(), pool=POOL
+    )
+    runner = episodes(Recited("3=3,4=4,=7"), SAMPLING, reward_model={"each_step": each_step})
+    runner.rewards = runner.heldout_rewards = rewards
+    of = replace(lease(), purpose=purpose)
+    rollout = asyncio.run(runner.run(of, 1))
+    ends = [(turn.end - rollout.prompt_length, turn.reward) for turn in rollout.turn_rewards]
+    assert ends == turns
+    assert rollout.reward == reward
+    assert rollout.reward_parts["reward_model/right"] == 0.125

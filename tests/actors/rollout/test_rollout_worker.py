@@ -193,6 +193,25 @@ async def test_a_rollout_that_the_schema_refuses_fails_its_group():
     assert desk.of("put") == []
 
 
+@pytest.mark.parametrize("fails", [False, True])
+async def test_a_group_is_scored_as_a_whole_with_its_baseline_or_saved_for_another_attempt(fails):
+    desk, stage = Desk(lease("g1", size=2, greedy_baseline=True)), Stage()
+    stage.rewards = {0: 1.0, 1: 2.0, 2: 4.0}
+
+    async def score_group(of, rollouts):
+        if fails:
+            raise RewardFailed("the judge gave no mark")
+        total = sum(r.reward for r in rollouts)
+        return [replace(r, reward=r.reward / total) for r in rollouts]
+
+    async with at_work(desk, stage, score_group=score_group):
+        stage.ended.set()
+        await desk.until(lambda events: desk.of("fail" if fails else "put"))
+    [(payload,)] = desk.of("save" if fails else "put")
+    scored = [(r.reward, r.baseline_reward) for r in decode(payload).rollouts]
+    assert scored == ([(1.0, None), (2.0, None)] if fails else [(1 / 7, 4 / 7), (2 / 7, 4 / 7)])
+
+
 @pytest.mark.parametrize("group", ["lost", "kept"])
 async def test_heartbeats_renew_what_is_held_and_abort_a_lost_group_or_attempt(group):
     """The lost attempt may be an older one of a group of which a newer one is kept."""

@@ -25,7 +25,7 @@ class Noted:
     def __init__(self):
         self.seen = []
 
-    async def score(self, prompt, completion, finish_reason):
+    async def score(self, prompt, completion, finish_reason, *, by_step=False):
         self.seen.append((completion, finish_reason))
         return Score(1.0, {})
 

@@ -12,6 +12,7 @@ from actors.environments.protocol import Message
 from actors.sources.examples import (
     DEMONSTRATIONS,
     HELDOUT_DEMONSTRATIONS,
+    LABELLED_STEPS,
     PREFERENCES,
     load_examples,
     mix_examples,
@@ -191,6 +192,16 @@ def test_the_prompt_of_an_example_may_be_messages(tmp_path, kind, fields):
     assert next(load(kind, path)) == (READ[:2], *fields.values())
 
 
+def test_completions_may_be_messages_of_the_assistant(tmp_path):
+    replies = ([{"role": "assistant", "content": text}] for text in ("a", "b"))
+    row = dict(zip(PREFERENCES.fields, (TALK[:2], *replies), strict=True))
+    path = write_rows(tmp_path / "rows.jsonl", row)
+    assert next(load(PREFERENCES, path)) == (READ[:2], "a", "b")
+    path = write_rows(tmp_path / "rows.jsonl", row | {"chosen": row["chosen"] + row["rejected"]})
+    with pytest.raises(InputError, match="must be a tuple of the strings"):
+        load(PREFERENCES, path)
+
+
 @pytest.mark.parametrize(
     ("messages", "expected"),
     [
@@ -273,3 +284,42 @@ def test_a_malformed_file_is_refused_with_its_line(tmp_path, kind, content, expe
 def test_a_source_that_cannot_be_used_is_an_input_error(kind, name, options, message):
     with pytest.raises(InputError, match=message):
         next(load(kind, name, **options))
+
+
+@pytest.mark.parametrize(
+    "labels",
+    [[True, False], [1, 0], [0.75, 0.0], [1.0, 0.25]],
+    ids=["bool", "int", "soft", "mixed"],
+)
+@pytest.mark.parametrize("name", ["rows.jsonl", "rows.parquet"])
+def test_steps_come_with_the_probability_that_each_is_right(tmp_path, name, labels):
+    row = {"prompt": "1+2+3=", "completions": ["1+2=3", "3+3=7"], "labels": labels}
+    if name.endswith("parquet"):
+        parquet.write_table(pyarrow.Table.from_pylist([row]), tmp_path / name)
+    else:
+        write_rows(tmp_path / name, [row])
+    drawn = next(load(LABELLED_STEPS, tmp_path / name))
+    assert drawn == ("1+2+3=", ("1+2=3", "3+3=7"), tuple(map(float, labels)))
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"labels": [True]}, {"labels": []}, {"labels": [1.5, 0]}, {"labels": [-1, 0]},
+        {"labels": ["+", "-"]}, {"labels": [None, True]}, {"labels": True},
+        {"completions": ["a", " "]}, {"completions": "ab"}, {"completions": [1, 2]},
+        {"completions": [], "labels": []}, {"prompt": 3}, {"labels": [float("nan"), 1]},
+    ],
+)  # fmt: skip
+def test_steps_without_a_label_each_are_refused_by_their_line(tmp_path, changed):
+    row = {"prompt": "p", "completions": ["a", "b"], "labels": [True, False], **changed}
+    write_rows(tmp_path / "rows.jsonl", [row])
+    with pytest.raises(InputError, match=r"rows.jsonl:1: .*must be a prompt, completions, a list"):
+        load(LABELLED_STEPS, tmp_path / "rows.jsonl")
+
+
+def test_the_steps_of_the_demo_are_right_up_to_the_one_that_errs():
+    for prompt, steps, labels in islice(load(LABELLED_STEPS, "lettered_chain_sum"), 300):
+        right = [eval(step[1:].split("=")[0]) == int(step.split("=")[1]) for step in steps]
+        assert list(labels) == [float(all(right[: n + 1])) for n in range(len(right))]
+        assert steps_are_right(prompt, ",".join(steps)) is all(labels)

@@ -8,7 +8,6 @@ from deploy.cluster.cpu_affinity import (
     learner_of_stage,
     learner_on_cores,
     share_out,
-    supervised_threads,
 )
 from headway.cpu_cores import parse_cores
 from learner.config.supervised import SftConfig
@@ -117,7 +116,6 @@ def test_a_warm_start_has_the_threads_of_a_learner_unless_it_names_others(
     learner, threads, expected
 ):
     section = SftConfig(demonstrations="d.jsonl", threads=threads)
-    assert supervised_threads(recipe({}, learner), section, range(16)) == expected
     assert learner_of_stage(recipe({}, learner), section, range(16)).threads_of_rank == expected
 
 

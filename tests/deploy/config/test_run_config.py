@@ -128,6 +128,12 @@ def test_a_batch_of_one_rollout_teaches_reinforce_nothing_without_a_running_base
     assert load_recipe("demo", [*one, 'learner.advantage_options={baseline="ema"}'])
 
 
+def test_steps_are_rewarded_one_by_one_only_where_the_learner_tells_them_apart():
+    steps = "actors.reward_model.each_step=true"
+    assert "needs learner.process_rewards = true" in refusal("demo", steps)
+    load_recipe("demo", [steps, "learner.process_rewards=true"])
+
+
 @pytest.mark.parametrize(
     ("text", "words"),
     [

@@ -1,5 +1,6 @@
 """`headway reward-model`: its pairs, its folder, and the run that asks what it made."""
 
+import asyncio
 import json
 import signal
 from itertools import islice
@@ -132,6 +133,36 @@ def test_what_was_trained_is_what_is_served(made, member):
     check_served(folder / f"model-{member}")
 
 
+@pytest.mark.slow
+@pytest.mark.deepspeed
+def test_another_round_begins_with_the_head_and_the_weights_of_the_one_before(headway, made):
+    folder, _ = made
+    settings = ("steps=1", "learning_rate=1e-12", "muon_learning_rate=1e-12", "members=1",
+                "name=second", f"path={folder / 'model-1'}")  # fmt: skip
+    result = headway.recipe("reward-model", *SECTION, *(f"reward_model.{key}" for key in settings))
+    assert result.returncode == 0, result.stdout + result.stderr
+    second = headway.folder / "runs" / "second-rm"
+    first, after = (json.loads((f / "reward_model.json").read_text()) for f in (folder, second))
+    earlier, again = first["members"][1], after["members"][0]
+    assert again["heldout_loss"] == pytest.approx(earlier["heldout_loss"], rel=1e-5)
+    assert again["scale"] == pytest.approx(earlier["scale"], rel=1e-5)
+    check_served(second / "model-0")
+
+
+@pytest.mark.slow
+@pytest.mark.ray
+@pytest.mark.deepspeed
+@pytest.mark.parametrize("zero_stage", [0, 3])
+def test_two_ranks_train_what_one_does(headway, made, zero_stage):
+    ranks = ("ranks=2", f"zero_stage={zero_stage}", "members=1", f"name=two{zero_stage}")
+    result = headway.recipe("reward-model", *SECTION, *(f"reward_model.{key}" for key in ranks))
+    assert result.returncode == 0, result.stdout + result.stderr
+    made_by_two = headway.folder / f"runs/two{zero_stage}-rm"
+    one, two = (json.loads((f / "reward_model.json").read_text()) for f in (made[0], made_by_two))
+    for key in ("heldout_accuracy", "heldout_loss"):
+        assert two["members"][0][key] == pytest.approx(one["members"][0][key], rel=1e-4)
+
+
 @pytest.mark.deepspeed
 @pytest.mark.slow
 def test_an_adapter_is_merged_into_the_model_that_is_served(headway):
@@ -140,6 +171,29 @@ def test_an_adapter_is_merged_into_the_model_that_is_served(headway):
     assert result.returncode == 0, result.stdout + result.stderr
     for member in (0, 1):
         check_served(headway.folder / f"runs/adapted-rm/model-{member}")
+
+
+@pytest.mark.slow
+@pytest.mark.deepspeed
+def test_a_process_reward_model_learns_which_steps_are_right_and_says_how_many_faults_it_finds(
+    headway,
+):
+    process = ("kind=process", "separator=','", "steps=60", "members=1", "name=process",
+               "learning_rate=2e-3", "batch_pairs=32", "heldout_pairs=64")  # fmt: skip
+    result = headway.recipe("reward-model", *SECTION, *(f"reward_model.{key}" for key in process))
+    assert result.returncode == 0, result.stdout + result.stderr
+    folder = headway.folder / "runs" / "process-rm"
+    (member,) = json.loads((folder / "reward_model.json").read_text())["members"]
+    assert 0 <= member["heldout_faults_found"] <= 1
+    assert member["heldout_accuracy"] > 0.6
+    from actors.reward_models.scoring import load_reward_models
+
+    config = RewardModelConfig(paths=[str(folder / "model-0")])
+    verdict = asyncio.run(
+        load_reward_models(config.paths, config).score("a1b+2c+3=", "b1+2=3,c3+3=6")
+    )
+    assert [step.end for step in verdict.steps] == [6, 13]
+    assert verdict["reward_model"] == min(step.score for step in verdict.steps)
 
 
 @pytest.mark.slow

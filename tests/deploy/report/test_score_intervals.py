@@ -8,7 +8,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from deploy.report.score_intervals import Verdict, best_at_k, mean_score, pass_at_k, win_rate
+from deploy.report.score_intervals import (
+    Verdict,
+    best_at_k,
+    mean_score,
+    pass_at_k,
+    position_bias,
+    win_rate,
+)
 
 SHARES = st.lists(st.sampled_from([0.0, 0.25, 0.5, 1.0]), min_size=1, max_size=30)
 
@@ -90,6 +97,25 @@ def test_a_comparison_is_won_where_both_orders_say_so_and_else_a_tie():
     assert score["agreement"] == pytest.approx(1 / 3)
 
 
-def test_a_judge_that_prefers_what_is_first_decides_nothing():
-    score = win_rate([[Verdict(1.0, 1.0)]] * 20)
-    assert (score["value"], score["ties"], score["agreement"]) == (0.5, 20, 0.0)
+@pytest.mark.parametrize(
+    ("marks", "first", "agreement"),
+    [
+        ([(1.0, 1.0)] * 20, 1.0, 0.0),  # whatever is first
+        ([(0.0, 0.1)] * 20, 0.0, 0.0),
+        ([(1.0, 0.0), (0.0, 0.7)] * 10, 0.5, 1.0),
+        ([(0.5, 0.5)] * 20, 0.5, 1.0),
+        ([(0.6, 0.5)] * 20, 0.75, 0.0),
+    ],
+)
+def test_a_judge_without_a_bias_prefers_what_is_first_half_of_the_time(marks, first, agreement):
+    verdicts = [[Verdict(*pair)] for pair in marks]
+    bias = position_bias(verdicts)
+    values = {"first_preferred": first, "agreement": agreement}
+    for name, value in values.items():
+        assert bias[name] == mean_score([value] * 20) | {"n": 20}
+    if agreement == 0:
+        score = win_rate(verdicts)
+        assert (score["value"], score["ties"], score["agreement"]) == (0.5, 20, 0.0)
+    several = position_bias([[Verdict(1.0, 1.0)] * 3, [Verdict(1.0, 0.0)]])
+    assert (several["first_preferred"]["value"], several["agreement"]["value"]) == (0.75, 0.5)
+    assert several["agreement"]["n"] == 2, "one for each problem"

@@ -7,7 +7,13 @@ import pytest
 import torch
 
 from learner.config.supervised import RewardTrainingConfig
-from learner.supervised.reward_model import Pair, bradley_terry, score_pairs, train_reward_model
+from learner.supervised.reward_model import (
+    Chain,
+    Pair,
+    bradley_terry,
+    train_process_model,
+    train_reward_model,
+)
 
 
 def double(*values):
@@ -79,12 +85,13 @@ def stream():
 
 
 def trained(**settings):
-    engine, reports = SumEngine(), []
+    engine = SumEngine()
     config = RewardTrainingConfig(
         pairs="x", **{"batch_pairs": 5, "steps": 20, "microbatch_tokens": 16, **settings}
     )
-    train_reward_model(engine, stream(), config, reports.append)
-    return engine, reports
+    pairs = stream()
+    batches = iter(lambda: [*itertools.islice(pairs, config.batch_pairs)], [])
+    return engine, [*train_reward_model(engine, batches, config)]
 
 
 def test_the_loss_falls_until_every_pair_is_told_apart():
@@ -113,17 +120,34 @@ def test_rows_do_not_change_the_result(capacity):
 
 
 def test_both_texts_of_a_pair_share_a_row_even_where_it_is_too_long():
-    engine = SumEngine()
-    score_pairs(engine, PAIRS, capacity=1)
-    whole = [[*pair.chosen, *pair.rejected] for pair in PAIRS]
-    assert sorted(engine.rows) == sorted(whole)
+    long = [Pair(2 * pair.chosen, 3 * pair.rejected) for pair in PAIRS]
+    engine, config = SumEngine(), RewardTrainingConfig(pairs="x", steps=1, microbatch_tokens=16)
+    assert len([*train_reward_model(engine, iter([long]), config)]) == 1
+    assert sorted(engine.rows) == sorted([*pair.chosen, *pair.rejected] for pair in long)
 
 
-@pytest.mark.parametrize("capacity", [1, 16, 1024])
-def test_scores_come_in_the_order_of_the_pairs_and_train_nothing(capacity):
-    engine = SumEngine()
-    found = score_pairs(engine, PAIRS, capacity)
-    weights = engine.weights.detach()
-    expected = [[weights[text].sum() for text in (p.chosen, p.rejected)] for p in PAIRS]
-    torch.testing.assert_close(found, torch.tensor(expected, dtype=torch.float64).T)
-    assert not found.requires_grad
+CHAINS = [
+    Chain([2, 3, 4, 5], [1, 3], [1.0, 0.0]),
+    Chain([2, 6, 7, 4, 3], [2, 4], [0.25, 0.75]),
+    Chain([8, 9], [1], [1.0]),
+]
+
+
+@pytest.mark.parametrize("capacity", [16, 1024])
+def test_the_loss_of_steps_is_the_cross_entropy_of_their_labels_after_their_last_tokens(capacity):
+    engine, expected = SumEngine(rate=1.0), SumEngine().weights.detach().clone().requires_grad_()
+    config = RewardTrainingConfig(pairs="x", kind="process", steps=1, microbatch_tokens=capacity)
+    (progress,) = train_process_model(engine, iter([CHAINS * 2]), config, CHAINS[:1])
+    terms, right = [], 0
+    for chain in CHAINS:
+        for end, label in zip(chain.ends, chain.labels, strict=True):
+            p = torch.sigmoid(expected[chain.token_ids[: end + 1]].sum())
+            terms.append(-label * p.log() - (1 - label) * (1 - p).log())
+            right += bool(p > 0.5) == (label > 0.5)
+    loss = torch.stack(terms).mean()
+    loss.backward()
+    assert progress.loss == pytest.approx(loss.item(), abs=1e-6)
+    assert progress.accuracy == right / 5
+    assert progress.heldout[1] != progress.loss
+    torch.testing.assert_close(engine.weights, expected - expected.grad, rtol=0, atol=1e-12)
+    assert (len(engine.rows) > 2) is (capacity == 16)
