@@ -7,8 +7,10 @@ the same recipe find what its sections make without that: all of it is named aft
 import re
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -16,7 +18,7 @@ from pydantic import Field
 
 from deploy.config.devices import for_this_machine
 from deploy.config.loader import load_recipe
-from deploy.config.recipe_text import toml_value
+from deploy.config.recipe_text import toml_key, toml_value
 from deploy.config.run_config import RunConfig
 from headway.errors import InputError
 from headway.nearest_name import nearest
@@ -27,7 +29,7 @@ SHIPPED = Path(__file__).parents[1] / "recipes" / "pipelines"
 SECTIONS = ("sft", "prefer", "reward_model")
 """Sections of a recipe whose commands make a folder that later ones find by its name."""
 REFERENCE = re.compile(r"\{([\w.-]+)\}")
-Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]
+Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", max_length=100)]
 
 
 class StageConfig(Section):
@@ -87,6 +89,13 @@ class Stage:
         return self.config.deploy.runs_dir / self.config.name
 
     @property
+    def folders(self) -> tuple[Path, ...]:
+        """Folders in that of the pipeline that no other stage may make."""
+        if self.command == "run":
+            return self.run_folder, self.output
+        return (self.output if self.command == "reward-model" else self.output.parent,)
+
+    @property
     def made(self) -> str | list[str]:
         """The value by which another recipe names it: a folder, or those of the reward models."""
         if self.makes_policy or self.config.reward_model is None:
@@ -125,26 +134,31 @@ def load_pipeline(file: str, runs_dir: Path) -> Pipeline:
         raise InputError(f"pipeline {file!r} cannot be read: {error}") from None
     parsed = parse_options(PipelineConfig, f"pipeline {file}", document)
     folder = runs_dir.absolute() / parsed.name
+    if (folder / "recipe.toml").exists():
+        raise InputError(f"pipeline {file}: {folder} is the folder of a run; choose another name")
     stages: dict[str, Stage] = {}
     for given in parsed.stages:
-        if given.name in stages:
-            raise InputError(f"pipeline {file}: two stages have the name {given.name!r}")
-        stage = _stage(parsed, given, folder, path.parent, stages)
-        if same := [other.name for other in stages.values() if other.output == stage.output]:
-            raise InputError(
-                f"pipeline {file}: the stages {same[0]!r} and {given.name!r} both make "
-                f'{stage.output}; set "{given.command.replace("-", "_")}.name" in one of them'
-            )
-        stages[given.name] = stage
+        with _named(f"pipeline {file}, stage {given.name!r}"):
+            stages[given.name] = _stage(parsed, given, folder, path.parent, stages)
     if parsed.scores is None:
         return Pipeline(folder, tuple(stages.values()), None)
     scores = parsed.scores
-    overrides, _ = _overrides([parsed.set, scores.set], "scores.set", {})
-    recipe = _recipe(scores.recipe, path.parent)
-    load_recipe(recipe, overrides)
+    with _named(f"pipeline {file}, scores"):
+        overrides, _ = _overrides([parsed.set, scores.set], {})
+        recipe = _recipe(scores.recipe, path.parent)
+        load_recipe(recipe, overrides)
     place = f"deploy.runs_dir={toml_value(str(folder))}"
     suite = ("--suite", recipe, *_as_options([place, *overrides]), "--samples", str(scores.samples))
     return Pipeline(folder, tuple(stages.values()), suite)
+
+
+@contextmanager
+def _named(subject: str) -> Iterator[None]:
+    """Put what they are about before errors."""
+    try:
+        yield
+    except InputError as error:
+        raise InputError(f"{subject}: {error}") from None
 
 
 def _stage(
@@ -154,28 +168,50 @@ def _stage(
     here: Path,
     earlier: Mapping[str, Stage],
 ) -> Stage:
+    if given.name in earlier:
+        raise InputError("an earlier stage has the same name")
     recipe = _recipe(given.recipe, here)
-    overrides, named = _overrides([pipeline.set, given.set], f"stage {given.name!r}", earlier)
+    overrides, named = _overrides([pipeline.set, given.set], earlier)
     place = [f"name={toml_value(given.name)}", f"deploy.runs_dir={toml_value(str(folder))}"]
     load = partial(load_recipe, recipe)
     config = load([*place, *overrides])
+    if (config.name, config.deploy.runs_dir) != (given.name, folder):
+        raise InputError("name and deploy.runs_dir are those of the stage; leave them out of set")
     for section in SECTIONS:
         settings = getattr(config, section)
         if settings is not None and settings.name is None:
             place.append(f"{section}.name={toml_value(pipeline.name)}")
     config = for_this_machine(load([*place, *overrides]))
-    if given.command != "run" and getattr(config, given.command.replace("-", "_")) is None:
+    section = given.command.replace("-", "_")
+    if given.command != "run" and getattr(config, section) is None:
         raise InputError(
-            f"stage {given.name!r}: {given.recipe} has no section "
-            f"[{given.command.replace('-', '_')}], which `headway {given.command}` needs"
+            f"{given.recipe} has no section [{section}], which `headway {given.command}` needs"
         )
-    output = _output(given.command, config)
-    used = _inputs(given.command, config)
-    needs = [
-        stage.name for stage in earlier.values() if stage.name in named or stage.output in used
-    ]
-    arguments = (recipe, *_as_options([*place, *overrides]))
-    return Stage(given.name, given.command, arguments, config, output, tuple(needs))
+    inputs, made = (
+        _inputs(given.command, config),
+        {one.output: one.name for one in earlier.values()},
+    )
+    if missing := [command for command, path in inputs.items() if path not in made]:
+        raise InputError(
+            f"its recipe takes what `headway {missing[0]}` makes, {inputs[missing[0]]}, and no "
+            "earlier stage makes that; put one before it, or leave the section out"
+        )
+    named |= {made[path] for path in inputs.values()}
+    stage = Stage(
+        given.name,
+        given.command,
+        (recipe, *_as_options([*place, *overrides])),
+        config,
+        _output(given.command, config),
+        tuple(name for name in earlier if name in named),
+    )
+    for other in earlier.values():
+        if same := {*stage.folders} & {*other.folders}:
+            raise InputError(
+                f"the stages {other.name!r} and {given.name!r} both make {same.pop()}; name one "
+                f"otherwise, or set {section}.name in it"
+            )
+    return stage
 
 
 def _output(command: str, config: RunConfig) -> Path:
@@ -189,13 +225,19 @@ def _output(command: str, config: RunConfig) -> Path:
     return made[command]
 
 
-def _inputs(command: str, config: RunConfig) -> tuple[Path, ...]:
-    """Return the folders of what a command takes, as far as the sections of the recipe make it."""
-    if command == "sft":
-        return ()
-    if command == "run":
-        return config.warm_start, config.preferred, config.reward_models
-    return (config.warm_start,)
+def _inputs(command: str, config: RunConfig) -> dict[str, Path]:
+    """Return folders that a command takes by the sections of its recipe, by their commands."""
+    inputs, section = dict[str, Path](), config.reward_model
+    if command == "run" and config.prefer is not None:
+        inputs["prefer"] = config.preferred
+    elif command == "reward-model" and section is not None and section.path is not None:
+        return {}
+    elif command != "sft" and config.sft is not None:
+        inputs["sft"] = config.warm_start
+    actors = config.actors
+    if command == "run" and actors.asks_reward_models and not actors.reward_model.paths:
+        inputs["reward-model"] = config.reward_models
+    return inputs
 
 
 def _recipe(name: str, here: Path) -> str:
@@ -208,28 +250,35 @@ def _as_options(overrides: Sequence[str]) -> list[str]:
 
 
 def _overrides(
-    tables: Sequence[Mapping[str, Any]], subject: str, earlier: Mapping[str, Stage]
+    tables: Sequence[Mapping[str, Any]], earlier: Mapping[str, Stage]
 ) -> tuple[list[str], set[str]]:
     """Return settings as key=value, with the stages whose outputs they name."""
     named: set[str] = set()
 
     def value(given: Any) -> Any:
+        if isinstance(given, dict):
+            return {key: value(part) for key, part in given.items()}
         if isinstance(given, list):
-            return [value(part) for part in given]
+            return [*chain.from_iterable(map(values, given))]
         reference = REFERENCE.fullmatch(given) if isinstance(given, str) else None
         if reference is None:
             return given
         if (stage := earlier.get(reference[1])) is None:
             known = ", ".join(earlier) or "there is none"
-            raise InputError(f"{subject}: {given!r} is no earlier stage; these are: {known}")
+            raise InputError(f"{given!r} in set is no earlier stage; these are: {known}")
         named.add(stage.name)
         return stage.made
 
+    def values(given: Any) -> list[Any]:
+        made = value(given)
+        return made if isinstance(given, str) and isinstance(made, list) else [made]
+
     def flat(table: Mapping[str, Any], above: str) -> Iterator[str]:
         for key, given in table.items():
+            name = f"{above}.{toml_key(key)}" if above else key
             if isinstance(given, dict) and given:
-                yield from flat(given, f"{above}{key}.")
+                yield from flat(given, name)
             else:
-                yield f"{above}{key}={toml_value(value(given))}"
+                yield f"{name}={toml_value(value(given))}"
 
     return [setting for table in tables for setting in flat(table, "")], named

@@ -38,7 +38,7 @@ def toml_value(value: Any) -> str:
         '{ k = 4, names = ["a", "b"] }'
     """
     if isinstance(value, dict):
-        entries = [f"{_key(name)} = {toml_value(entry)}" for name, entry in value.items()]
+        entries = [f"{toml_key(name)} = {toml_value(entry)}" for name, entry in value.items()]
         return f"{{ {', '.join(entries)} }}" if entries else "{}"
     if isinstance(value, list | tuple):
         return f"[{', '.join(map(toml_value, value))}]"
@@ -76,5 +76,6 @@ def _is_written(section: BaseModel, key: str, field: FieldInfo, keys: Keys) -> b
     return bool(getattr(section, key) != field.get_default(call_default_factory=True))
 
 
-def _key(name: str) -> str:
+def toml_key(name: str) -> str:
+    """Return one part of a dotted key as TOML, in quotes if it needs them."""
     return name if BARE_KEY.fullmatch(name) else toml_value(name)

@@ -1,4 +1,4 @@
-"""The records of the stages of a pipeline that are done, in the folder `stages` of the pipeline."""
+"""The records of the stages of a pipeline that are done, in its folder `.stages`."""
 
 import json
 from collections.abc import Sequence
@@ -35,7 +35,7 @@ class StageRecords:
 
     def __init__(self, pipeline: Path) -> None:
         """Make the folder."""
-        self._folder = pipeline / "stages"
+        self._folder = pipeline / ".stages"
         self._folder.mkdir(parents=True, exist_ok=True)
 
     def scores_file(self, stage: Stage) -> Path:
