@@ -13,7 +13,7 @@ from typing import Any
 from actors.environments.protocol import Message
 from actors.sources.examples import Example, ExampleKind, Messages, check_texts
 from actors.sources.public_formats import PROMPTS
-from actors.sources.rows import ROLES, Row, read_messages
+from actors.sources.rows import ROLES, WRITTEN, Row, read_messages
 from headway.user_code import shown
 
 TURN = re.compile(r"\n\n(Human|Assistant):")
@@ -35,6 +35,10 @@ class PreferenceKind(ExampleKind):
         given = row if isinstance(row, Mapping) else {}
         names = (*self.fields, "completion", "label")
         prompt, chosen, rejected, completion, label = map(given.get, names)
+        system = given.get("system")
+        texts = (prompt, system, chosen if completion is None else completion)
+        if system and all(isinstance(text, str) for text in texts):
+            prompt = [{"role": "system", "content": system}, {"role": "user", "content": prompt}]
         if completion is not None and label is not None:
             desirable = LABELS.get(str(label).lower())
             if desirable is None:
@@ -86,6 +90,8 @@ def judged_completions(pairs: Iterable[Example]) -> Iterator[Example]:
 def _parsed(name: str, value: Any) -> str | Messages:
     """Return a text as it is, a list of messages, or a text of HH-RLHF as messages."""
     if isinstance(value, str):
+        if WRITTEN.match(value):
+            raise ValueError(f"{name} is the text of a list, must be the list itself, as in JSONL")
         _, *parts = TURN.split(value) if TURN.match(value) else [value]
         turns = zip(parts[0::2], parts[1::2], strict=True)
         return tuple(Message(SPEAKERS[who], said.strip()) for who, said in turns) or value

@@ -41,7 +41,10 @@ PAIRS = {
         (messages(ASKED), messages(YES), messages(NO)),
     ),
     "whole conversations beside their prompt (ultrafeedback_binarized)": (
-        {"prompt": "Is it?", "chosen": [ASKED, YES], "rejected": [ASKED, NO], "messages": [ASKED]},
+        {
+            "prompt": "Is it?", "chosen": [ASKED, YES], "rejected": [ASKED, NO],
+            "messages": [ASKED], "system": "Be brief.",
+        },
         (messages(ASKED), messages(YES), messages(NO)),
     ),
     "conversations that part later": (
@@ -67,6 +70,14 @@ PAIRS = {
     "turns in a text (hh-rlhf)": (
         {"chosen": f"{HH} Yes.", "rejected": f"{HH} No."},
         (HH_PROMPT, messages(YES), messages(NO)),
+    ),
+    "a system message in a column of its own (orca_dpo_pairs)": (
+        {"system": "Be brief.", "prompt": "Is it?", "chosen": "Yes.", "rejected": "No."},
+        (messages({"role": "system", "content": "Be brief."}, ASKED), "Yes.", "No."),
+    ),
+    "an empty system message": (
+        {"system": "", "prompt": "Is it?", "chosen": "Yes.", "rejected": "No."},
+        ("Is it?", "Yes.", "No."),
     ),
     "turns in the text of a prompt": (
         {"prompt": HH, "chosen": "Yes.", "rejected": "No."},
@@ -124,6 +135,10 @@ def test_every_form_is_read(row, expected):
         ),
         ({"chosen": [ASKED, said("")], "rejected": [ASKED, NO]}, "may be empty"),
         ({"prompt": "x", "chosen": [{"text": "y"}], "rejected": [NO]}, "chosen is .*, must be"),
+        (
+            {"prompt": "x", "chosen": str([YES]), "rejected": str([NO])},
+            "chosen is the text of a list",
+        ),
         ({"prompt": "x", "chosen": 3, "rejected": "y"}, "chosen is 3, must be a text or messages"),
         ({"prompt": "x", "completion": "y", "label": 0.3}, "label is 0.3, must be true or false"),
         ({"completion": "y", "label": True}, "prompt is None, must be a text or messages"),
