@@ -134,14 +134,15 @@ class PipelineRun:
 
     def _command(self, stage: Stage, *command: str, output: BinaryIO | None = None) -> None:
         """Run a command of Headway to its end; interrupts are passed on to it."""
-        process = subprocess.Popen([*LAUNCHER, *command], stdout=output)
+        process, interrupted = subprocess.Popen([*LAUNCHER, *command], stdout=output), False
         while True:
             try:
                 code = process.wait()
                 break
             except KeyboardInterrupt:
+                interrupted = True  # although the command may end as if it were not
                 process.send_signal(FORWARDED[signal.SIGTERM])
-        if code == Interrupted.exit_code:
+        if interrupted or code == Interrupted.exit_code:
             raise Interrupted(f"stopped by the user\ngo on with: {self._again}")
         if code:
             raise RunFailed(

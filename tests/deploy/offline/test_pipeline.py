@@ -45,8 +45,9 @@ here = Path(__file__).parent
 with (here / "calls").open("a") as calls:
     calls.write(json.dumps([command, *rest]) + "\\n")
 if (wait := here / f"{command}-waits").exists():
+    code = int(wait.read_text())
     wait.unlink()
-    signal.signal(signal.SIGRTMIN, lambda *_: sys.exit(130))
+    signal.signal(signal.SIGRTMIN, lambda *_: sys.exit(code))
     (here / "waiting").touch()
     time.sleep(60)
 if (fault := here / f"{command}-fails").exists():
@@ -118,8 +119,9 @@ def test_a_stage_that_failed_goes_on_where_it_was(play, tmp_path, command):
     assert [call for call in whole if call[0] != "run"] == [it for it in WHOLE if it[0] != "run"]
 
 
-def test_an_interrupt_ends_the_command_first(road, tmp_path):
-    (tmp_path / "prefer-waits").touch()
+@pytest.mark.parametrize("code_of_command", ["130", "0"])
+def test_an_interrupt_ends_the_command_first(road, tmp_path, code_of_command):
+    (tmp_path / "prefer-waits").write_text(code_of_command)
     code = (
         "import sys; from deploy.offline import pipeline; from pathlib import Path\n"
         "from deploy.config.pipeline import load_pipeline\n"
