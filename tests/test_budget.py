@@ -16,7 +16,7 @@ BUDGET = {
     "weight_sync": 4512,
     "actors": 12761,
     "learner": 12347,
-    "deploy": 19993,
+    "deploy": 20002,
     "benchmarks": 7265,
     "examples": 344,
 }

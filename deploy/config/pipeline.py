@@ -187,10 +187,8 @@ def _stage(
         raise InputError(
             f"{given.recipe} has no section [{section}], which `headway {given.command}` needs"
         )
-    inputs, made = (
-        _inputs(given.command, config),
-        {one.output: one.name for one in earlier.values()},
-    )
+    inputs = _inputs(given.command, config)
+    made = {one.output: one.name for one in earlier.values()}
     if missing := [command for command, path in inputs.items() if path not in made]:
         raise InputError(
             f"its recipe takes what `headway {missing[0]}` makes, {inputs[missing[0]]}, and no "
@@ -235,7 +233,7 @@ def _inputs(command: str, config: RunConfig) -> dict[str, Path]:
     elif command != "sft" and config.sft is not None:
         inputs["sft"] = config.warm_start
     actors = config.actors
-    if command == "run" and actors.asks_reward_models and not actors.reward_model.paths:
+    if command == "run" and actors.asks_reward_models and not actors.reward_model.named:
         inputs["reward-model"] = config.reward_models
     return inputs
 

@@ -13,6 +13,7 @@ import signal
 import subprocess
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
 from typing import BinaryIO
 
 from deploy.config.changes import changes
@@ -98,27 +99,24 @@ class PipelineRun:
                     what = f"headway {stage.command}" if stage in left else "is done"
                     self._say(f"stage {number} of {len(stages)}, {stage.name}: {what}")
                     if stage in left:
-                        self._do(stage)
+                        self._make(stage)
+                    self._score(stage)
         except BlockingIOError:
             raise InputError(f"another command works on {self._pipeline.folder}") from None
         return self._records.done(stages)
 
-    def _do(self, stage: Stage) -> None:
-        begin, scores = time.monotonic(), self._records.scores_file(stage)
+    def _make(self, stage: Stage) -> None:
+        """Make what a stage makes, and record the settings that it was made with."""
+        begin = time.monotonic()
         flags = ["--resume"] if stage.command == "run" else []
         if anew := self._records.begins_anew(stage):
             flags = ["--replace"]
-            scores.unlink(missing_ok=True)
             if stage.command == "run":
                 shutil.rmtree(stage.output, ignore_errors=True)
         if anew or not stage.output.exists():
             self._command(stage, stage.command, *stage.arguments, *flags)
             if stage.command == "run":
                 self._command(stage, "export", str(stage.run_folder), "--to", str(stage.output))
-        suite = self._pipeline.scores if stage.makes_policy else None
-        if suite is not None:
-            with atomic_file(scores) as file:
-                self._command(stage, "eval", str(stage.output), *suite, "--json", output=file)
         done = self._records.done(self._pipeline.stages)
         self._records.write(
             stage,
@@ -128,9 +126,20 @@ class PipelineRun:
                 inputs={name: done[name].done_at for name in stage.needs},
                 done_at=clock.now(),
                 seconds=time.monotonic() - begin,
-                scores=None if suite is None else json.loads(scores.read_bytes()),
             ),
         )
+
+    def _score(self, stage: Stage) -> None:
+        """Score the policy of a stage, unless it has been scored so."""
+        record = self._records.done([stage])[stage.name]
+        suite = self._pipeline.scores
+        if not stage.makes_policy or suite is None or record.suite == [*suite]:
+            return
+        scores = self._records.scores_file(stage)
+        with atomic_file(scores) as file:
+            self._command(stage, "eval", str(stage.output), *suite, "--json", output=file)
+        document = json.loads(scores.read_bytes())
+        self._records.write(stage, replace(record, scores=document, suite=[*suite]))
 
     def _command(self, stage: Stage, *command: str, output: BinaryIO | None = None) -> None:
         """Run a command of Headway to its end; interrupts are passed on to it."""

@@ -25,9 +25,11 @@ class DoneStage:
     done_at: float
     """Seconds since the epoch."""
     seconds: float
-    """Time of its commands, of their last try."""
-    scores: dict[str, Any] | None
-    """Document of `headway eval`; None of reward models, or where nothing is scored."""
+    """Time of its commands, of their last try, without that of scoring."""
+    scores: dict[str, Any] | None = None
+    """Document of `headway eval`; None of reward models, or where nothing is scored yet."""
+    suite: list[str] | None = None
+    """Arguments of `headway eval` behind the model."""
 
 
 class StageRecords:

@@ -108,6 +108,23 @@ def test_stages_are_done_in_order_scored_and_then_left_out(play, road, tmp_path)
     assert "policy: its own page is policy/report.html" in page
 
 
+def test_what_is_made_but_not_scored_has_the_settings_it_was_made_with(play, road, tmp_path):
+    (tmp_path / "eval-fails").touch()
+    with pytest.raises(RunFailed):
+        play()
+    warm, *others = road.stages
+    changed = replace(warm, config=warm.config.model_copy(update={"seed": 7}))
+    with pytest.raises(InputError, match="'warm' is done, but with seed = 0, not 7; --redo warm"):
+        play(replace(road, stages=(changed, *others)))
+    assert play() == WHOLE[1:]
+
+
+def test_another_suite_scores_what_is_done_again(play, road):
+    play()
+    assert play(replace(road, scores=(*road.scores, "--samples", "9"))) == [("eval",)] * 3
+    assert play(replace(road, scores=None)) == []
+
+
 @pytest.mark.parametrize("command", ["sft", "prefer", "run", "export", "eval"])
 def test_a_stage_that_failed_goes_on_where_it_was(play, tmp_path, command):
     (tmp_path / f"{command}-fails").touch()
