@@ -42,8 +42,11 @@ PAIRS = {
     ),
     "whole conversations beside their prompt (ultrafeedback_binarized)": (
         {
-            "prompt": "Is it?", "chosen": [ASKED, YES], "rejected": [ASKED, NO],
-            "messages": [ASKED], "system": "Be brief.",
+            "prompt": "Is it?",
+            "chosen": [ASKED, YES],
+            "rejected": [ASKED, NO],
+            "messages": [ASKED],
+            "system": "Be brief.",
         },
         (messages(ASKED), messages(YES), messages(NO)),
     ),
