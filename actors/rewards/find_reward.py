@@ -88,10 +88,10 @@ def is_finite(value: Any) -> bool:
 
 
 def score_of(name: str, completions: Any, returned: Any) -> Parts | list[Parts]:
-    """Return the parts of a score, or of a score for each completion of a group; as `parts_of`."""
+    """Return the parts of a score, or of one for each of several completions; as `parts_of`."""
     if isinstance(returned, StepParts):
         return returned
-    if not is_of_group(name):
+    if isinstance(completions, str):
         return parts_of(name, returned)
     is_one = isinstance(returned, (str, bytes, Mapping)) or not isinstance(returned, Iterable)
     scores = None if is_one else list(returned)
