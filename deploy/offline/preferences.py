@@ -16,7 +16,7 @@ from actors.sources.examples import Example
 from actors.sources.preferences import PREFERENCE_SETS, judged_completions
 from actors.sources.rows import plain_text
 from deploy.config.run_config import RunConfig
-from deploy.offline.pairs import DrawnPairs
+from deploy.offline.drawn_pairs import DrawnPairs
 from deploy.offline.stages import (
     UNFINISHED,
     UnfinishedStage,

@@ -25,7 +25,7 @@ from actors.sources.examples import LABELLED_STEPS, PREFERENCES, Example, Labell
 from deploy.cluster.cpu_affinity import learner_of_stage
 from deploy.config.run_config import RunConfig
 from deploy.errors import RunFailed
-from deploy.offline.pairs import DrawnPairs
+from deploy.offline.drawn_pairs import DrawnPairs
 from deploy.offline.stages import train_ranks
 from deploy.preflight.machine_checks import check_runs_dir
 from deploy.preflight.models import (
