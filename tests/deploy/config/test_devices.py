@@ -124,9 +124,10 @@ def test_an_automatic_dtype_of_supervised_training_follows_the_model_that_it_beg
 
 
 @pytest.mark.parametrize("section", ["learner", "sft", "reward_model"])
-def test_an_automatic_dtype_of_a_model_that_cannot_be_read_is_refused(section):
+def test_an_automatic_dtype_of_a_model_that_cannot_be_read_is_refused(section, tmp_path):
     needed = {"sft": {"demonstrations": "d"}, "reward_model": {"pairs": "p"}}
     sections = {section: {"dtype": "auto", "zero_stage": 1, **needed.get(section, {})}}
+    sections["model"] = {"path": str(tmp_path)}
     with pytest.raises(InputError, match=rf'^{section}.dtype = "auto": model .*; or name a dtype'):
         for_this_machine(recipe(**sections), gpus=0)
 
