@@ -1,4 +1,4 @@
-"""Settings of the actors: the sections [actors], [prompts], [heldout] and [pairs] of a recipe.
+"""Settings of the actors: the sections [actors], [prompts] and [heldout] of a recipe.
 
 Imports nothing heavy. What needs the model, a file or a task is checked when the run starts.
 """
@@ -13,7 +13,7 @@ from headway.cpu_cores import Cores
 from headway.errors import InputError
 from headway.nearest_name import nearest
 from headway.options import parse_options
-from headway.recipe_section import MAY_CHANGE, Resumable, ResumeRule, Section
+from headway.recipe_section import Resumable, ResumeRule, Section
 from queues.policy.curriculum import CurriculumConfig
 
 
@@ -486,42 +486,4 @@ class HeldoutConfig(Section):
             raise ValueError(
                 f"heldout.samples = {self.samples} has no effect without heldout.sampled = true"
             )
-        return self
-
-
-class PairsConfig(Section):
-    """Preferences between answers of the policy, which a model compares: `headway pairs RECIPE`."""
-
-    on_resume = MAY_CHANGE
-
-    prompts: int = Field(default=500, ge=1)
-    """Prompts that are answered; none of them is held out."""
-    samples: int = Field(default=4, ge=2)
-    """Answers of each prompt, sampled as in training; every two of them are compared."""
-    judge: dict[str, Any] = Field(default={})
-    """Options of the reward llm_judge, with which it compares two answers, asked with each of them
-    first: n(n − 1) calls for n samples. `instruction` asks for pairs by default."""
-    principles: tuple[Annotated[str, Field(pattern=r"\S")], ...] | str = ()
-    """Texts by which the judge compares, or a file with one a line. Each comparison draws one, by
-    the seed and what it compares."""
-    rewards: RewardNames = ()
-    """Rewards that compare in place of a judge, as ["reward_model"], in the form of actors.reward,
-    with options and weights of the same; what the environment gives is added."""
-    margin: float = Field(default=0.0, ge=0)
-    """Smallest difference between the rewards of a pair; equal ones make none."""
-    choose: Literal["extremes", "adjacent"] = "extremes"
-    """Pairs of a prompt whose answers are ranked by the comparisons that they win, less those that
-    they lose: the one of the furthest ranks that a comparison decides, or all decided pairs of
-    neighbours."""
-
-    @model_validator(mode="after")
-    def _one_of_them_compares(self) -> Self:
-        if bool(self.judge) == bool(self.rewards):
-            raise ValueError(
-                f"{'both judge and rewards are' if self.judge else 'neither judge nor rewards is'} "
-                'given; set one, which compares answers: judge = { url = "http://host:8000/v1", '
-                'model = "…" } with principles, or rewards = ["reward_model"]'
-            )
-        if (self.rewards and self.principles) or (self.judge and self.margin):
-            raise ValueError("principles are for judge alone, and margin for rewards; leave it out")
         return self

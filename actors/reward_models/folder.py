@@ -102,13 +102,18 @@ class TextReader:
         self._renderer = Renderer(tokenizer, options=read_by(tokenizer, template_options or {}))
         self.context = context
 
-    def __call__(self, prompt: str | Sequence[Message], completion: str) -> list[int]:
+    def __call__(
+        self, prompt: str | Sequence[Message], completion: str | Sequence[Message]
+    ) -> list[int]:
         """Return token ids: by the chat template, or else concatenated, closed by the eos token.
 
+        Of messages, the last is the completion, and those before it go on with the prompt.
         A completion that was cut off is closed too, as the model was trained, unless the closing
         token exceeds the context. Raises PromptRefused for an unknown character or too many tokens.
         """
         messages = as_messages(prompt)
+        if not isinstance(completion, str):
+            messages, completion = [*messages, *completion[:-1]], completion[-1].content
         ids = judged(self._renderer, messages, completion)
         if len(ids) > self.context + 1:
             raise self._too_long(messages, len(ids))

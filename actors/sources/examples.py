@@ -1,18 +1,15 @@
 """Examples for supervised training: tuples that begin with a prompt, a text or messages.
 
 They come from a table or from a method of a prompt source, without end, in an order that depends on
-the seed; none has a held-out prompt. Preferences are triples of a prompt, a better and a worse
-completion; labelled steps of a prompt, the steps of a completion, and their labels. Demonstrations
-are (prompt, completion) pairs, or conversations: their opening messages, and those from the first
-of the assistant on.
+the seed; none has a held-out prompt.
 """
 
 import itertools
 import random
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, ClassVar, cast
 
 from actors.environments.protocol import Message
 from actors.environments.single_turn import as_messages
@@ -22,147 +19,153 @@ from actors.sources.filters import PATIENCE
 from actors.sources.hub_dataset import DatasetChoice, dataset_rows
 from actors.sources.load_source import load_source
 from actors.sources.mixture import chosen
-from actors.sources.public_formats import MESSAGES
-from actors.sources.rows import ROLES, Row, plain_text, read_messages
+from actors.sources.public_formats import MESSAGES, field_of
+from actors.sources.rows import ROLES, Row, plain_text, read_messages, text_or_messages
 from headway.errors import InputError
 from headway.options import parse_options
-from headway.user_code import beside_recipe, check_call, refuse_unknown_options, shown, where_raised
+from headway.recipe_section import Section
+from headway.user_code import beside_recipe, check_call, shown, where_raised
 
 Messages = tuple[Message, ...]
 Example = tuple[str | Messages, ...]
 LabelledSteps = tuple[str | Messages, tuple[str, ...], tuple[float, ...]]
 """A prompt, steps, and the probability that each is right, an example of its own kind."""
 DATASETS = "datasets:"
+BEGUN = Message("assistant", "")
+"""Message that ends the prompts of some sets, where the reply begins."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class ExampleKind:
-    """One kind of examples."""
+    """One kind of examples, named in error messages."""
 
     setting: str
     """Key of the recipe that names their origin, such as `sft.demonstrations`."""
-    method: str
+    method: ClassVar[str]
     """Method of a source that yields them."""
-    fields: tuple[str, ...]
-    """Fields of a line of a file: the prompt first. Only the prompt may be empty."""
-    description: str
-    """Their name in error messages."""
-    conversations: bool = False
-    """True if an example may be a conversation: a list of messages, in a table `messages`."""
-    steps: bool = False
-    """True if examples are `LabelledSteps`."""
+    fields: ClassVar[tuple[str, ...]]
+    """Fields of a row: the prompt first."""
+    forms: ClassVar[str]
+    """Description of all the fields that a row may have."""
 
     def read_row(self, row: Row) -> Example:
         """Return the example in a row of a table; raise ValueError with what is wrong with it."""
-        names = ", ".join(self.fields)
-        if isinstance(row, ValueError):
-            raise ValueError(f"expected an object with the strings {names}: {shown(row)}")
-        has_messages = isinstance(row, Mapping) and row.get(MESSAGES) is not None
-        if self.conversations and has_messages:
-            return self.read(row[MESSAGES])
-        try:
-            values = tuple(row[field] for field in self.fields)
-        except (KeyError, TypeError) as error:
-            more = f", or with {MESSAGES}" if self.conversations else ""
-            raise ValueError(
-                f"expected an object with the strings {names}{more}: {error!r}"
-            ) from None
-        return self.read(values)
+        value = self._values(row) if isinstance(row, Mapping) else None
+        if value is None:
+            raise ValueError(f"expected an object with {self.forms}: {shown(row)}")
+        return self.read(value)
+
+    def _values(self, row: Mapping[str, Any]) -> Any:
+        """Return what `read` reads of a row; None if it lacks a field."""
+        values = tuple(map(row.get, self.fields))
+        return None if None in values else values
 
     def read(self, value: Any) -> Example:
         """Return an example, which user code may have made; raise ValueError if it is none."""
-        check_texts(value)
-        if self.conversations and isinstance(value, list):
-            return _conversation(value)
-        if self.steps:
-            return cast("Example", _labelled(value))
-        names = ", ".join(self.fields)
+        lost = (lost_backslash(text) for text in texts_of(value))
+        if problem := unencodable(value) or next(filter(None, lost), None):
+            raise ValueError(f"a text has {problem}")
+        return self._example(value)
+
+    def _example(self, value: Any) -> Example:
+        """Return an example whose texts are encodable; raise ValueError if it is none."""
+        raise NotImplementedError
+
+    def _unpacked(self, value: Any) -> tuple[Any, ...]:
+        """Return the values of the fields; raise ValueError if it is no tuple of them."""
         if not isinstance(value, tuple) or len(value) != len(self.fields):
-            raise ValueError(f"{shown(value)} must be a tuple of the strings {names}")
-        prompt, *completions = value
-        completions = [_reply(completion) for completion in completions]
-        opening = prompt if isinstance(prompt, str) else read_messages(prompt)
-        if opening is None or not all(isinstance(text, str) for text in completions):
+            raise ValueError(f"{shown(value)} must be a tuple of {', '.join(self.fields)}")
+        return value
+
+
+class DemonstrationKind(ExampleKind):
+    """Prompts with completions, or conversations: opening messages, and those from a reply on."""
+
+    method = "demonstrations"
+    fields = ("prompt", "completion")
+    forms = "prompt and completion, or messages"
+
+    def _values(self, row: Mapping[str, Any]) -> Any:
+        return super()._values(row) if row.get(MESSAGES) is None else row[MESSAGES]
+
+    def _example(self, value: Any) -> Example:
+        if isinstance(value, tuple):
+            prompt, completion = map(text_or_messages, self.fields, self._unpacked(value))
+            return prompt, check_reply("completion", completion)
+        if (messages := read_messages(value)) is None:
             raise ValueError(
-                f"{shown(value)} must be a tuple of the strings {names}; the prompt may be "
-                f"messages, each of a role ({', '.join(ROLES)}) and a content"
+                f"{shown(value)} must be messages, each of a role ({', '.join(ROLES)}) and a "
+                "content"
             )
-        if not all(completions):
-            raise ValueError(f"{shown(value)}: of {names}, only the prompt may be empty")
-        if len({*completions}) < len(completions):
+        roles = [message.role for message in messages]
+        if "assistant" not in roles[1:] or roles[0] == "assistant":
             raise ValueError(
-                f"{' and '.join(self.fields[1:])} are both {completions[0][:40]!r} for the prompt "
-                f"{plain_text(opening)[:40]!r}"
+                f"messages of {', '.join(roles)} must begin with another role than the "
+                "assistant's and end with the assistant"
             )
-        return (opening, *completions)
+        first = roles.index("assistant")
+        return messages[:first], check_reply(MESSAGES, messages[first:])
 
 
-def check_texts(value: Any) -> None:
-    """Raise ValueError for a text in an example that no tokenizer can read."""
-    lost = (lost_backslash(text) for text in texts_of(value))
-    if problem := unencodable(value) or next(filter(None, lost), None):
-        raise ValueError(f"a text has {problem}")
+class LabelledStepsKind(ExampleKind):
+    """`LabelledSteps`: prompts, steps of completions, and how likely each is right."""
+
+    method = "labelled_steps"
+    fields = ("prompt", "completions", "labels")
+    forms = "prompt, completions and labels"
+
+    def _example(self, value: Any) -> Example:
+        prompt, steps, labels = self._unpacked(value)
+        opening = text_or_messages("prompt", prompt)
+        if not (
+            all(isinstance(listed, (list, tuple)) for listed in (steps, labels))
+            and len(steps) == len(labels) > 0
+            and all(isinstance(step, str) and step.strip() for step in steps)
+            and all(isinstance(label, (int, float)) and 0 <= label <= 1 for label in labels)
+        ):
+            raise ValueError(
+                f"completions {shown(steps)} must be a list of steps that are not blank, and "
+                f"labels {shown(labels)} as many: true or false, or the probability from 0 to 1 "
+                "that the step is right"
+            )
+        return cast("Example", (opening, tuple(steps), tuple(map(float, labels))))
 
 
-def _reply(completion: Any) -> Any:
-    """Return the text of a completion that is one message of the assistant; else the value."""
-    messages = read_messages(completion) or ()
-    return messages[0].content if [m.role for m in messages] == ["assistant"] else completion
+DEMONSTRATIONS: ExampleKind = DemonstrationKind("sft.demonstrations")
+HELDOUT_DEMONSTRATIONS = DemonstrationKind("sft.heldout")
+LABELLED_STEPS: ExampleKind = LabelledStepsKind("reward_model.pairs")
 
 
-def _conversation(value: list[Any]) -> tuple[Messages, Messages]:
-    """Return the messages that begin a conversation, and those from the first of the assistant."""
-    messages = read_messages(value)
-    if messages is None:
-        raise ValueError(
-            f"{shown(value)} must be messages, each of a role ({', '.join(ROLES)}) and a content"
-        )
+class ColumnNames(Section):
+    """Options of a file of examples."""
+
+    prompt_field: str = "prompt"
+    """Column of the prompt, or a path as for sources of prompts."""
+    completion_field: str = "completion"
+    """Column of the completion, the same."""
+
+
+class DatasetColumns(ColumnNames, DatasetChoice):
+    """Options of a data set of examples."""
+
+
+def check_reply(name: str, reply: str | Messages) -> str | Messages:
+    """Return a reply that is a text, or messages that the assistant begins and ends.
+
+    Raises ValueError for another one, and for empty ones.
+    """
+    if not reply:
+        raise ValueError(f"{name} is empty, or has nothing after the prompt")
+    messages = () if isinstance(reply, str) else reply
     roles = [message.role for message in messages]
-    if "assistant" not in roles[1:] or roles[0] == "assistant" or roles[-1] != "assistant":
+    if roles and {roles[0], roles[-1]} != {"assistant"}:
         raise ValueError(
-            f"messages of {', '.join(roles)} must begin with another role than the assistant's and "
-            "end with the assistant"
+            f"{name} has messages of {', '.join(roles)} after the prompt; must begin and end with "
+            "the assistant"
         )
-    if any(message.role == "assistant" and not message.content for message in messages):
-        raise ValueError(f"{shown(value)}: no message of the assistant may be empty")
-    first = roles.index("assistant")
-    return messages[:first], messages[first:]
-
-
-def _labelled(value: Any) -> LabelledSteps:
-    """Return a prompt, the steps of a completion, and how likely each is right."""
-    if isinstance(value, tuple) and len(value) == 3:
-        prompt, steps, labels = value
-        opening = prompt if isinstance(prompt, str) else read_messages(prompt)
-        listed = isinstance(steps, (list, tuple)) and isinstance(labels, (list, tuple))
-        if opening is not None and listed and len(steps) == len(labels) > 0:
-            texts = all(isinstance(step, str) and step.strip() for step in steps)
-            if texts and all(
-                isinstance(label, (int, float)) and 0 <= label <= 1 for label in labels
-            ):
-                return opening, tuple(steps), tuple(map(float, labels))
-    raise ValueError(
-        f"{shown(value)} must be a prompt, completions, a list of steps that are not blank, and "
-        "labels, as many: true or false, or the probability from 0 to 1 that the step is right"
-    )
-
-
-DEMONSTRATIONS = ExampleKind(
-    "sft.demonstrations", "demonstrations", ("prompt", "completion"), "worked examples", True
-)
-HELDOUT_DEMONSTRATIONS = replace(DEMONSTRATIONS, setting="sft.heldout")
-PREFERENCES = ExampleKind(
-    "reward_model.pairs", "preferences", ("prompt", "chosen", "rejected"), "preference pairs"
-)
-
-
-LABELLED_STEPS = ExampleKind(
-    "reward_model.pairs",
-    "labelled_steps",
-    ("prompt", "completions", "labels"),
-    "completions with labelled steps",
-    steps=True,
-)
+    if BEGUN in messages:
+        raise ValueError(f"{name}: no message of the assistant may be empty")
+    return reply
 
 
 def load_examples(
@@ -179,7 +182,7 @@ def load_examples(
         kind: Kind of the examples.
         name: Path of a file that `read_table` reads, or "files" with it as the option `path`,
             "datasets:NAME", or a prompt source by name or dotted path.
-        options: Keywords of the source's method, or a `DatasetChoice`; a file has none.
+        options: Keywords of the source's method, `ColumnNames` of a file, or `DatasetColumns`.
         seed: Decides the order.
         heldout: Texts of prompts; examples with one of them are left out.
 
@@ -195,10 +198,9 @@ def load_examples(
             raise InputError(f"{name}: every prompt is held out; give other {kind.method}")
         return _shuffled(examples, seed)
     options = dict(options)
-    source_options = options.pop("source_options", {})
     source = load_source(
         name,
-        options=source_options,
+        options=options.pop("source_options", {}),
         seed=seed,
         split="train",
         heldout_size=len(heldout),
@@ -207,8 +209,8 @@ def load_examples(
     method = getattr(source, kind.method, None)
     if not callable(method):
         raise InputError(
-            f"{subject}: this source has no {kind.description}; give a file with the fields "
-            f"{', '.join(kind.fields)}, or a source with {kind.method}()"
+            f"{subject}: this source has no {kind.method.replace('_', ' ')}; give a source with "
+            f"{kind.method}(), or a file of rows with {kind.forms}"
         )
     check_call(method, subject=subject, options=options)
     try:
@@ -284,12 +286,24 @@ def _table(
     """Return the numbered rows of a file or data set; None for the name of a source."""
     subject = f"{kind.setting} = {name!r}"
     if suffix_of(Path(name)) in SUFFIXES:
-        refuse_unknown_options(subject, options, ())
-        return read_table(beside_recipe(name), subject)
-    if name.startswith(DATASETS):
-        choice = parse_options(DatasetChoice, subject, options)
-        return dataset_rows(name.removeprefix(DATASETS), choice.split, choice)
-    return None
+        names = parse_options(ColumnNames, subject, options)
+        rows = read_table(beside_recipe(name), subject)
+    elif name.startswith(DATASETS):
+        names = choice = parse_options(DatasetColumns, subject, options)
+        rows = dataset_rows(name.removeprefix(DATASETS), choice.split, choice)
+    else:
+        return None
+    return ((number, _renamed(row, names)) for number, row in rows)
+
+
+def _renamed(row: Row, names: ColumnNames) -> Row:
+    columns = {"prompt": names.prompt_field, "completion": names.completion_field}
+    others = {name: field_of(row, path) for name, path in columns.items() if name != path}
+    if not isinstance(row, Mapping):
+        return row
+    if absent := [columns[name] for name, value in others.items() if value is None]:
+        return ValueError(f"there is no field {' nor '.join(absent)}")
+    return {**row, **others}
 
 
 def _read(kind: ExampleKind, name: str, rows: Iterable[tuple[int, Row]]) -> list[Example]:

@@ -165,17 +165,10 @@ def _prompt(number: int, row: Row, options: RowOptions) -> Prompt:
     text, answer = field_of(row, name), _answer(row, options)
     if name == MESSAGES:
         text = _up_to_the_user(text)
-    if (messages := read_messages(text)) is not None:
-        metadata |= conversation(messages)
-        text = plain_text(messages)
-    if isinstance(text, str) and WRITTEN.match(text):
-        raise ValueError(f"{name} is the text of a list, must be the list itself, as in JSONL")
-    if not isinstance(text, str) or not text:
-        problem = f"there is no field {name}" if text is None else f"{name} is {shown(text)}"
-        raise ValueError(
-            f"{problem}, must be a text or messages, each of a role ({', '.join(ROLES)}) and a "
-            "content, and not empty"
-        )
+    given = text_or_messages(name, text)
+    if not (text := plain_text(given)):
+        raise ValueError(f"{name} must be a text or messages that are not empty")
+    metadata |= {} if isinstance(given, str) else conversation(given)
     for field, written in ((name, text), (options.answer_field, answer)):
         if lost := written and lost_backslash(written):
             raise ValueError(f"{field} has {lost}")
@@ -250,6 +243,20 @@ def read_messages(value: Any) -> tuple[Message, ...] | None:
             return None
         messages.append(Message(role, content))
     return tuple(messages)
+
+
+def text_or_messages(name: str, value: Any) -> str | tuple[Message, ...]:
+    """Return a text, or a list of messages as they are; raise ValueError for another value."""
+    messages = read_messages(value)
+    if messages is None and not isinstance(value, str):
+        problem = f"there is no field {name}" if value is None else f"{name} is {shown(value)}"
+        raise ValueError(
+            f"{problem}, must be a text or messages, each of a role ({', '.join(ROLES)}) and a "
+            "content"
+        )
+    if messages is None and WRITTEN.match(value):
+        raise ValueError(f"{name} is the text of a list, must be the list itself, as in JSONL")
+    return messages or value
 
 
 def plain_text(prompt: str | Sequence[Message]) -> str:

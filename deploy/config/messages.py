@@ -80,7 +80,7 @@ def explain(error: ValidationError, root: type[BaseModel]) -> Iterator[str]:
                 choices.setdefault(location, []).append(_allowed(problem, location))
                 same = [other["loc"] for where, other in problems if where == location]
                 if same[-1] == problem["loc"]:  # the last choice of a union
-                    must = " or ".join(choices[location])
+                    must = " or ".join(dict.fromkeys(choices[location]))
                     hint = nearest(str(problem["input"]), re.findall("'(.*?)'", must))
                     yield f"  {key} = {_toml(problem['input'])}: must be {must}{hint}"
 

@@ -4,8 +4,9 @@ from typing import Annotated
 
 from pydantic import Field
 
-from actors.config import ISSUED, SAMPLED, ActorsConfig, HeldoutConfig, PairsConfig, PromptsConfig
+from actors.config import ISSUED, SAMPLED, ActorsConfig, HeldoutConfig, PromptsConfig
 from deploy.config.deploy_config import DeployConfig
+from deploy.config.pairs import PairsConfig
 from headway.recipe_section import ResumeRule, Section
 from learner.config.learner import LearnerConfig, ModelConfig
 from learner.config.supervised import PreferConfig, RewardTrainingConfig, SftConfig

@@ -19,7 +19,7 @@ from itertools import combinations, count, pairwise
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from actors.config import ActorsConfig, PairsConfig
+from actors.config import ActorsConfig
 from actors.engines.model_folder import load_tokenizer
 from actors.environments.single_turn import CONVERSATION, opening
 from actors.errors import RolloutFailed, ServiceAway
@@ -27,8 +27,9 @@ from actors.rewards.llm_judge import LlmJudge
 from actors.rewards.pairwise_judge import INSTRUCTION
 from actors.rollout.chat_rendering import renderer_for
 from actors.rollout.stops import load_stops
-from actors.sources.examples import PREFERENCES
 from actors.sources.fingerprints import of_prompts
+from actors.sources.preferences import PREFERENCES
+from deploy.config.pairs import PairsConfig
 from deploy.config.run_config import RunConfig
 from deploy.errors import RunFailed
 from deploy.offline.answer_comparison import judged
@@ -172,7 +173,7 @@ def make_pairs(config: RunConfig, policy: str | None, terminal: Terminal, *, rep
     if policy is None:
         refuse_adapter(config, "pairs")
     named = find_policy(policy or model_path(config), runs_dir)
-    config = scored_by(config, reward=section.rewards, heldout_reward=None)
+    config = scored_by(config, reward=section.rewards or (), heldout_reward=None)
     runs_dir.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=".models-", dir=runs_dir) as copies:
         inputs = load_policy(config, named.folder(Path(copies) / "model"))

@@ -13,8 +13,7 @@ from pathlib import Path
 
 from actors.engines.model_folder import check_model
 from actors.sources.examples import Example
-from actors.sources.preferences import PREFERENCE_SETS, judged_completions
-from actors.sources.rows import plain_text
+from actors.sources.preferences import PREFERENCES, judged_completions
 from deploy.config.run_config import RunConfig
 from deploy.offline.drawn_pairs import DrawnPairs
 from deploy.offline.stages import (
@@ -56,11 +55,10 @@ class Preferences:
     """
 
     def __init__(self, config: RunConfig, section: PreferConfig, path: str | None) -> None:
-        self._loss = section.loss
-        self._demonstrations = Demonstrations(config, path, PREFERENCE_SETS.setting)
-        drawn = DrawnPairs(config, PREFERENCE_SETS, section)
+        self._demonstrations = Demonstrations(config, path, PREFERENCES.setting)
+        drawn = DrawnPairs(config, PREFERENCES, section)
         examples_of = judged_completions if section.loss == "kto" else iter
-        self._subject, self.heldout = drawn.subject, [*examples_of(drawn.heldout)]
+        self.heldout = [*examples_of(drawn.heldout)]
         training = examples_of(drawn.training(config.seed))
         self.training = [*islice(training, section.steps * section.batch_pairs)]
         self.distinct = [*dict.fromkeys((*self.heldout, *self.training))]
@@ -81,11 +79,6 @@ class Preferences:
         if other := self._others.get(example):
             own = self._text(example)
             return own, unrelated_text(own, self._text(other), self._demonstrations.context)
-        if not all(sides):
-            raise InputError(
-                f"{self._subject}: {plain_text(prompt)[:40]!r} has one completion with a label, "
-                f'and prefer.loss = "{self._loss}" compares two; set prefer.loss = "kto"'
-            )
         better, worse = (self._text((prompt, side, "")) for side in sides)
         return better, worse
 

@@ -21,7 +21,8 @@ from actors.engines.model_folder import (
 )
 from actors.errors import PromptRefused
 from actors.reward_models.folder import Scale, TextReader, load_reader
-from actors.sources.examples import LABELLED_STEPS, PREFERENCES, Example, LabelledSteps
+from actors.sources.examples import LABELLED_STEPS, Example, LabelledSteps
+from actors.sources.preferences import REWARD_MODEL_PAIRS
 from deploy.cluster.cpu_affinity import learner_of_stage
 from deploy.config.run_config import RunConfig
 from deploy.errors import RunFailed
@@ -59,7 +60,8 @@ class PreferencePairs:
         self.section, self._read = section, read
         self.process = section.kind == "process"
         """Examples are `Chain`s, for a process reward model."""
-        self._drawn = DrawnPairs(config, LABELLED_STEPS if self.process else PREFERENCES, section)
+        kind = LABELLED_STEPS if self.process else REWARD_MODEL_PAIRS
+        self._drawn = DrawnPairs(config, kind, section)
         self.heldout: list[Any] = [*map(self._encode, self._drawn.heldout)]
         """Pairs or chains that accuracy is measured on."""
 
@@ -83,14 +85,14 @@ class PreferencePairs:
     def _encode(self, preference: Example) -> "Pair | Chain":
         from learner.supervised.reward_model import Chain, Pair
 
-        prompt, *texts = preference
+        prompt, *replies = preference
         try:
             if self.process:
                 _, steps, labels = cast("LabelledSteps", preference)
                 separator = self.section.separator
                 closed = [step.removesuffix(separator) for step in steps]
                 return Chain(*self._read.steps(prompt, closed, separator), [*labels])
-            return Pair(*(self._read(prompt, str(text)) for text in texts))
+            return Pair(*(self._read(prompt, reply) for reply in replies))
         except PromptRefused as error:
             raise InputError(f"{self._drawn.subject}: {error}") from None
 

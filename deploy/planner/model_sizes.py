@@ -8,7 +8,6 @@ import weakref
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cache, partial
-from pathlib import Path
 from typing import Any
 
 import psutil
@@ -140,7 +139,7 @@ def measure(config: RunConfig, path: str) -> Sizes:
         critic = measure_model(learner.critic.path or path, batch)
     frozen = replace(batch, head=None, lora=None, activation_checkpointing=False)
     teachers = tuple(
-        measure_model(str(Path(teacher.path).expanduser()), frozen)
+        measure_model(teacher.path, frozen)
         for teacher in (learner.distillation.teachers if learner.distillation else ())
     )
     context = actors.max_model_len or context_length(path)

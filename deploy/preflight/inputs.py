@@ -23,8 +23,8 @@ from actors.reward_models.folder import check_reward_model
 from actors.rewards.find_reward import is_of_group
 from actors.rewards.rewards import check_scorable, load_rewards
 from actors.rollout.prompt_checks import check_fit
-from actors.sources.examples import DEMONSTRATIONS, LABELLED_STEPS, PREFERENCES, load_examples
-from actors.sources.preferences import PREFERENCE_SETS
+from actors.sources.examples import DEMONSTRATIONS, LABELLED_STEPS, load_examples
+from actors.sources.preferences import PREFERENCES, REWARD_MODEL_PAIRS
 from deploy.config.deploy_config import STALL_FACTOR
 from deploy.config.rules import check_against_objective
 from deploy.config.run_config import RunConfig
@@ -292,9 +292,9 @@ def check_code(config: RunConfig) -> None:
         from learner.supervised.prefer import check_loss
 
         check_loss(prefer)
-        kinds.append((PREFERENCE_SETS, prefer.pairs, prefer.options))
+        kinds.append((PREFERENCES, prefer.pairs, prefer.options))
     if learned is not None:
-        kind = LABELLED_STEPS if learned.kind == "process" else PREFERENCES
+        kind = LABELLED_STEPS if learned.kind == "process" else REWARD_MODEL_PAIRS
         kinds.append((kind, learned.pairs, learned.options))
     for kind, name, options in kinds:
         next(load_examples(kind, name, options=options, seed=config.seed, heldout=texts))

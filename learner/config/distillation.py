@@ -5,12 +5,13 @@ from typing import Literal, Self
 from pydantic import Field, model_validator
 
 from headway.recipe_section import Section
+from learner.config.option_types import ModelName
 
 
 class TeacherConfig(Section):
     """A teacher: an entry of the list `teachers`."""
 
-    path: str
+    path: ModelName
     """Model folder or hub name, of any size, with the tokenizer of the policy."""
     weight: float = Field(default=1.0, gt=0)
     """Weight of its divergence in the mean over the teachers of a prompt."""

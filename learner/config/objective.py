@@ -1,16 +1,16 @@
 """Settings of what is optimised: advantage, policy loss, corrections, KL, entropy, critic."""
 
 from collections.abc import Callable, Mapping
-from os.path import expanduser
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import AfterValidator, Field, field_validator, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from headway.recipe_section import ResumeRule, Section
 from headway.registry import Entry, Registry
 from learner.config.distillation import DistillationConfig
 from learner.config.lora import ADAPTED, LoraConfig
 from learner.config.optimizer import OptimizerConfig
+from learner.config.option_types import ModelName
 from learner.config.traits import CORRECTIONS, ESTIMATORS, LOSSES, ObjectiveTraits
 
 _KINDS: Mapping[str, Registry[Any]] = {
@@ -22,10 +22,6 @@ _KINDS: Mapping[str, Registry[Any]] = {
 OPTIMISED = ResumeRule(
     "it is the objective that its checkpoints, recorded batches and figures belong to"
 )
-
-
-ModelName = Annotated[str, AfterValidator(expanduser)]
-"""A model folder, where `~` is the home folder, or a hub name."""
 
 
 class KlConfig(Section):

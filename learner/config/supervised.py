@@ -17,7 +17,7 @@ class SupervisedConfig(OptimizerConfig):
     """Name of what is trained; None takes the run's. Recipes with one name share it."""
     options: dict[str, Any] = Field(default_factory=dict)
     """Keywords of the source's `demonstrations` or `preferences`; of a data set split, config and
-    revision."""
+    revision; of it or a file prompt_field and completion_field, where columns have other names."""
     muon_learning_rate: float | None = Field(default=0.02, gt=0)
     """Full rate of Muon; without effect under `adamw`."""
     ranks: int = Field(default=1, ge=1)
@@ -76,28 +76,30 @@ class StageConfig(SupervisedConfig):
 class SftConfig(StageConfig):
     """Supervised warm start on demonstrations: `headway sft RECIPE`."""
 
-    demonstrations: str | Annotated[tuple[dict[str, Any], ...], Field(min_length=1)]
+    demonstrations: str | Annotated[tuple[str | dict[str, Any], ...], Field(min_length=1)]
     """Pairs with the fields prompt and completion, or conversations with the field messages: a
     JSONL, CSV, Parquet or Arrow file, `datasets:NAME`, or the name or dotted path of a prompt
-    source that has worked examples. Or a list of such sources with options and weights, as
-    [{ source = "a.jsonl", weight = 2 }, { source = "b.jsonl" }]."""
+    source that has worked examples. Or a list of them, which may have options and weights, as
+    [{ source = "a.jsonl", weight = 2 }, "b.jsonl"]."""
     heldout: str | Annotated[int, Field(ge=1)] | None = None
     """Demonstrations whose loss is measured, in nats per learned token, and whose prompts are never
     trained: a number of those drawn first, or a file or data set, as demonstrations. None measures
     nothing."""
     heldout_options: dict[str, Any] = Field(default_factory=dict)
-    """Of a data set of held-out demonstrations: split, config and revision."""
+    """Options of a file or data set of held-out demonstrations, as `options`."""
     batch_tokens: int = Field(default=1024, ge=16)
     """Smallest number of tokens of one optimizer step, prompts included."""
 
     @property
     def parts(self) -> tuple[DemonstrationSource, ...]:
         """The sources of demonstrations with their options and weights."""
-        if isinstance(self.demonstrations, str):
-            return (DemonstrationSource(source=self.demonstrations, options=self.options),)
+        named = self.demonstrations
+        if isinstance(named, str):
+            return (DemonstrationSource(source=named, options=self.options),)
+        entries = (part if isinstance(part, dict) else {"source": part} for part in named)
         return tuple(
-            parse_options(DemonstrationSource, f"sft.demonstrations, entry {number}", part)
-            for number, part in enumerate(self.demonstrations, start=1)
+            parse_options(DemonstrationSource, f"sft.demonstrations, entry {number}", entry)
+            for number, entry in enumerate(entries, start=1)
         )
 
     @model_validator(mode="after")
@@ -152,11 +154,9 @@ class RewardTrainingConfig(SupervisedConfig):
     """`outcome` scores a whole completion, `process` each of its steps, by the probability that it
     is right."""
     pairs: str
-    """(prompt, chosen, rejected) triples: a JSONL, CSV, Parquet or Arrow file with these fields,
-    `datasets:NAME`, or the name or dotted path of a prompt source that has preferences. For
-    `process` (prompt, completions, labels) triples: the steps of a completion, and for each true,
-    false, or the share of right answers that were sampled from there on; of a source its
-    labelled_steps."""
+    """As prefer.pairs, all with chosen and rejected. For `process` (prompt, completions, labels)
+    triples: the steps of a completion, and for each true, false, or the share of right answers that
+    were sampled from there on; of a source its labelled_steps."""
     separator: str = Field(default="\n\n", min_length=1)
     """Text between the steps of a completion, where the policy's are split too; with `process`."""
     path: str | None = None
@@ -180,3 +180,9 @@ class RewardTrainingConfig(SupervisedConfig):
     """Pairs or completions that are never trained; accuracy is measured on them."""
     activation_checkpointing: bool = False
     """Keep only the inputs of layers and compute their insides again in the backward pass."""
+
+    @model_validator(mode="after")
+    def _separator_has_an_effect(self) -> Self:
+        if self.kind != "process" and self.separator != "\n\n":
+            raise ValueError('separator is for kind = "process" alone; leave it out')
+        return self

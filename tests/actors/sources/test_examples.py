@@ -13,12 +13,12 @@ from actors.sources.examples import (
     DEMONSTRATIONS,
     HELDOUT_DEMONSTRATIONS,
     LABELLED_STEPS,
-    PREFERENCES,
     load_examples,
     mix_examples,
     read_examples,
 )
 from actors.sources.lettered_chain_sum import CHARACTERS, LetteredChainSum
+from actors.sources.preferences import PREFERENCES
 from headway.errors import InputError
 
 
@@ -192,14 +192,34 @@ def test_the_prompt_of_an_example_may_be_messages(tmp_path, kind, fields):
     assert next(load(kind, path)) == (READ[:2], *fields.values())
 
 
-def test_completions_may_be_messages_of_the_assistant(tmp_path):
-    replies = ([{"role": "assistant", "content": text}] for text in ("a", "b"))
-    row = dict(zip(PREFERENCES.fields, (TALK[:2], *replies), strict=True))
+def test_a_completion_may_be_messages_from_the_assistants_on(tmp_path):
+    path = write_rows(tmp_path / "rows.jsonl", {"prompt": TALK[:2], "completion": TALK[2:]})
+    assert next(demonstrations(path)) == (READ[:2], READ[2:])
+    path = write_rows(tmp_path / "rows.jsonl", {"prompt": TALK[:1], "completion": TALK[1:]})
+    with pytest.raises(InputError, match="completion has messages of user, assistant, tool"):
+        demonstrations(path)
+
+
+@pytest.mark.parametrize(
+    ("kind", "row", "options", "expected"),
+    [
+        (DEMONSTRATIONS, {"question": "a", "answer": "b"},
+         {"prompt_field": "question", "completion_field": "answer"}, ("a", "b")),
+        (DEMONSTRATIONS, {"input": {"question": "a"}, "completion": "b"},
+         {"prompt_field": "input.question"}, ("a", "b")),
+        (PREFERENCES, {"question": "a", "chosen": "b", "rejected": "c"},
+         {"prompt_field": "question"}, ("a", "b", "c")),
+        (PREFERENCES, {"prompt": "a", "response": "b", "label": True},
+         {"completion_field": "response"}, ("a", "b", "")),
+        (LABELLED_STEPS, {"problem": "a", "completions": ["b"], "labels": [1]},
+         {"prompt_field": "problem"}, ("a", ("b",), (1.0,))),
+    ],
+)  # fmt: skip
+def test_columns_of_other_names_are_read_by_options(tmp_path, kind, row, options, expected):
     path = write_rows(tmp_path / "rows.jsonl", row)
-    assert next(load(PREFERENCES, path)) == (READ[:2], "a", "b")
-    path = write_rows(tmp_path / "rows.jsonl", row | {"chosen": row["chosen"] + row["rejected"]})
-    with pytest.raises(InputError, match="must be a tuple of the strings"):
-        load(PREFERENCES, path)
+    assert next(load(kind, path, **options)) == expected
+    with pytest.raises(InputError, match="there is no field problme"):
+        load(kind, path, **dict.fromkeys(options, "problme"))
 
 
 @pytest.mark.parametrize(
@@ -208,7 +228,7 @@ def test_completions_may_be_messages_of_the_assistant(tmp_path):
         ([], "must be messages, each of a role (system, user, assistant, tool) and a content"),
         ([{"role": "bot", "content": "a"}], "must be messages, each of a role"),
         ([*TALK, {"role": "assistant", "content": None, "tool_calls": [1]}], "must be messages"),
-        ("hello", "must be a tuple of the strings prompt, completion"),
+        ("hello", "'hello' must be messages, each of a role"),
         (TALK[:2], "messages of system, user must begin with another role than the assistant's"),
         (TALK[2:], "messages of assistant, tool, assistant must begin with another role"),
         (TALK[:4], "and end with the assistant"),
@@ -233,24 +253,25 @@ def test_a_conversation_that_cannot_be_learned_is_refused_with_its_line(
         (DEMONSTRATIONS, "{", "rows.jsonl:1: expected an object"),
         (DEMONSTRATIONS, '{"prompt": "a", "completion": "b"}\n{"prompt": "a"}',
          "rows.jsonl:2: expected an object"),
-        (DEMONSTRATIONS, '{"prompt": "a", "completion": ""}', "only the prompt may be empty"),
+        (DEMONSTRATIONS, '{"prompt": "a", "completion": ""}', "rows.jsonl:1: completion is empty"),
         (DEMONSTRATIONS, '{"prompt": 3, "completion": "b"}',
-         "must be a tuple of the strings prompt, completion"),
+         "rows.jsonl:1: prompt is 3, must be a text or messages"),
+        (DEMONSTRATIONS, '{"prompt": "a", "completion": "[{\'role\': \'user\', \'conten"}',
+         "rows.jsonl:1: completion is the text of a list"),
         (DEMONSTRATIONS, '{"prompt": "a", "completion": "\\ud800"}',
          "rows.jsonl:1: a text has a lone surrogate"),
         (DEMONSTRATIONS, '{"messages": [{"role": "user", "content": "a"}, '
          '{"role": "assistant", "content": "b\\u0000"}]}',
          "rows.jsonl:1: a text has a NUL character at 1"),
         (DEMONSTRATIONS, '{"prompt": ' + "[" * 900 + "]" * 900 + ', "completion": "b"}',
-         "must be a tuple of the strings prompt, completion"),
+         "must be a text or messages"),
         (PREFERENCES, "", "no preferences"),
-        (PREFERENCES, "{", "rows.jsonl:1: expected an object with the strings prompt, chosen, rej"),
+        (PREFERENCES, "{", "rows.jsonl:1: expected an object with prompt, chosen and rejected; or"),
         (PREFERENCES, '{"prompt": "a", "chosen": "b"}', "rows.jsonl:1: expected an object"),
-        (PREFERENCES, '{"prompt": "a", "rejected": "b"}', "KeyError('chosen')"),
+        (PREFERENCES, '{"prompt": "a", "rejected": "b"}', "{'prompt': 'a', 'rejected': 'b'}"),
         (PREFERENCES, '{"prompt": "a", "chosen": "b", "rejected": 3}',
-         "must be a tuple of the strings"),
-        (PREFERENCES, '{"prompt": "a", "chosen": "b", "rejected": ""}',
-         "only the prompt may be empty"),
+         "rejected is 3, must be a text or messages"),
+        (PREFERENCES, '{"prompt": "a", "chosen": "b", "rejected": ""}', "rejected is empty"),
         (PREFERENCES, '\n{"prompt": "a", "chosen": "b", "rejected": "b"}',
          "rows.jsonl:2: chosen and rejected"),
     ],
@@ -269,11 +290,13 @@ def test_a_malformed_file_is_refused_with_its_line(tmp_path, kind, content, expe
         (DEMONSTRATIONS, "lettered_chain_sum", {"worked_shar": 1},
          "no option worked_shar; .*worked_share"),
         (DEMONSTRATIONS, "pairs.jsonl", {"worked_share": 1},
-         "no option worked_share; its options: none"),
-        (DEMONSTRATIONS, "reasoning_gym:chain_sum", {}, "has no worked examples"),
-        (PREFERENCES, "reasoning_gym:chain_sum", {}, "has no preference pairs"),
-        (PREFERENCES, "user_module:Judged", {"gives": "pair"}, "must be a tuple of the strings"),
-        (PREFERENCES, "user_module:Judged", {"gives": "numbers"}, "must be a tuple of the strings"),
+         "no option worked_share; its options: completion_field, prompt_field"),
+        (DEMONSTRATIONS, "reasoning_gym:chain_sum", {},
+         "has no demonstrations; give a source with .*, or a file of rows with prompt and compl"),
+        (PREFERENCES, "reasoning_gym:chain_sum", {}, "has no preferences"),
+        (PREFERENCES, "user_module:Judged", {"gives": "pair"},
+         "must be a tuple of prompt, chosen, rejected"),
+        (PREFERENCES, "user_module:Judged", {"gives": "numbers"}, "chosen is 1, must be a text"),
         (PREFERENCES, "user_module:Judged", {"gives": "equal"},
          "chosen and rejected are both 'a' for the prompt 'p'"),
         (PREFERENCES, "user_module:Judged", {"gives": "nothing"}, "came to an end"),
@@ -308,13 +331,15 @@ def test_steps_come_with_the_probability_that_each_is_right(tmp_path, name, labe
         {"labels": [True]}, {"labels": []}, {"labels": [1.5, 0]}, {"labels": [-1, 0]},
         {"labels": ["+", "-"]}, {"labels": [None, True]}, {"labels": True},
         {"completions": ["a", " "]}, {"completions": "ab"}, {"completions": [1, 2]},
-        {"completions": [], "labels": []}, {"prompt": 3}, {"labels": [float("nan"), 1]},
+        {"completions": [], "labels": []}, {"labels": [float("nan"), 1]},
     ],
 )  # fmt: skip
 def test_steps_without_a_label_each_are_refused_by_their_line(tmp_path, changed):
     row = {"prompt": "p", "completions": ["a", "b"], "labels": [True, False], **changed}
     write_rows(tmp_path / "rows.jsonl", [row])
-    with pytest.raises(InputError, match=r"rows.jsonl:1: .*must be a prompt, completions, a list"):
+    with pytest.raises(
+        InputError, match=r"rows.jsonl:1: completions .* must be a list .* and labels .* as many"
+    ):
         load(LABELLED_STEPS, tmp_path / "rows.jsonl")
 
 

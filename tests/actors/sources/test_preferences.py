@@ -7,7 +7,7 @@ import pytest
 
 from actors.environments.protocol import Message
 from actors.sources.examples import load_examples
-from actors.sources.preferences import PREFERENCE_SETS, judged_completions
+from actors.sources.preferences import PREFERENCES, judged_completions
 
 
 def user(content):
@@ -91,10 +91,17 @@ PAIRS = {
         {"prompt": "1+1=", "completion": "3", "label": False},
         ("1+1=", "", "3"),
     ),
-    "a label as CSV has it": (
-        {"prompt": "1+1=", "completion": "3", "label": "False"},
-        ("1+1=", "", "3"),
-    ),
+    **{
+        f"the label {label!r}": (
+            {"prompt": "1+1=", "completion": "3", "label": label},
+            ("1+1=", "3", "") if good else ("1+1=", "", "3"),
+        )
+        for good, labels in {
+            True: (1.0, "1.0", "True ", "yes"),
+            False: (0.0, " false", "No"),
+        }.items()
+        for label in labels
+    },
     "judged messages (kto-mix)": (
         {"prompt": [ASKED], "completion": [YES], "label": 1},
         (messages(ASKED), messages(YES), ""),
@@ -104,7 +111,7 @@ PAIRS = {
 
 @pytest.mark.parametrize(("row", "expected"), PAIRS.values(), ids=PAIRS)
 def test_every_form_is_read(row, expected):
-    assert PREFERENCE_SETS.read_row(row) == expected
+    assert PREFERENCES.read_row(row) == expected
 
 
 @pytest.mark.parametrize(
@@ -119,7 +126,7 @@ def test_every_form_is_read(row, expected):
         ({"chosen": "Yes", "rejected": "No"}, "there is no prompt, and chosen and rejected begin"),
         (
             {"question": "1+1=", "chosen": "It is 2", "rejected": "It is 3"},
-            "there is no field prompt; name question so, if that is it",
+            'there is no field prompt; set the option prompt_field = "question", if it is',
         ),
         ({"chosen": [YES], "rejected": [NO]}, "there is no prompt"),
         ({"chosen": [ASKED, YES], "rejected": [ASKED]}, "rejected is empty, or has nothing after"),
@@ -144,21 +151,22 @@ def test_every_form_is_read(row, expected):
         ),
         ({"prompt": "x", "chosen": 3, "rejected": "y"}, "chosen is 3, must be a text or messages"),
         ({"prompt": "x", "completion": "y", "label": 0.3}, "label is 0.3, must be true or false"),
-        ({"completion": "y", "label": True}, "prompt is None, must be a text or messages"),
+        (
+            {"completion": "y", "label": True},
+            "there is no field prompt, must be a text or messages",
+        ),
         ({"prompt": "x", "chosen": "y\0", "rejected": "z"}, "a NUL character at 1"),
     ],
 )
 def test_a_row_that_is_none_says_why(row, problem):
     with pytest.raises(ValueError, match=problem):
-        PREFERENCE_SETS.read_row(row)
+        PREFERENCES.read_row(row)
 
 
 def test_pairs_are_two_judged_completions_and_no_prompt_is_held_out(tmp_path):
     file = tmp_path / "pairs.jsonl"
     rows = [row for name, (row, _) in PAIRS.items() if name in ("texts", "whole conversations")]
     file.write_text("\n".join(map(json.dumps, rows)))
-    pairs = load_examples(
-        PREFERENCE_SETS, str(file), options={}, seed=0, heldout=frozenset(["Is it?"])
-    )
+    pairs = load_examples(PREFERENCES, str(file), options={}, seed=0, heldout=frozenset(["Is it?"]))
     judged = list(islice(judged_completions(pairs), 3))
     assert judged == [("1+1=", "2", ""), ("1+1=", "", "3"), ("1+1=", "2", "")]

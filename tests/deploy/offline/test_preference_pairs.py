@@ -11,7 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from actors.sources.examples import PREFERENCES, load_examples
+from actors.environments.protocol import Message
+from actors.sources.examples import load_examples
+from actors.sources.preferences import PREFERENCES
 from deploy.offline.preference_pairs import Comparison, choose_pairs
 from tests.actors.rewards.test_llm_judge import server
 from tests.deploy.conftest import RECIPE, REWARD, call_main, read_rows
@@ -258,7 +260,7 @@ def test_prompts_are_those_of_the_source_that_are_not_held_out(pairs, tmp_path):
     assert [message["role"] for message in talk["chosen"]] == ["assistant"]
     file = str(pairs.folder / "pairs.jsonl")
     read = [*islice(load_examples(PREFERENCES, file, options={}, seed=0, heldout=frozenset()), 5)]
-    assert {talk["chosen"][0]["content"]} <= {chosen for _, chosen, _ in read}
+    assert (Message(**talk["chosen"][0]),) in {chosen for _, chosen, _ in read}
     assert len(read) == report["pairs"] == 5
 
 
@@ -280,6 +282,8 @@ def test_prompts_are_those_of_the_source_that_are_not_held_out(pairs, tmp_path):
         (["pairs.principles='empty.txt'", "pairs.judge={ url = 'http://x/v1', model = 'm' }"],
          "'empty.txt' has no text"),
         (["pairs.principles=['x']", "pairs.judge={ model = 'm' }"], "requires the option url"),
+        (["pairs.rewards=[]", "pairs.judge={ url = 'http://x/v1', model = 'm' }"],
+         "pairs.rewards = []: must be at least 1"),
         (["pairs.rewards=['tgas']"], "did you mean 'tags'?"),
         (["pairs.rewards=['reward_model']"], "which does not exist yet"),
         (["pairs.rewards=['llm_judge']"], "requires the option url"),

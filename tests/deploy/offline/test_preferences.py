@@ -105,9 +105,8 @@ def test_a_pair_is_two_judged_completions_under_kto(tmp_path):
 
 def test_judged_completions_are_for_kto_and_a_pair_must_fit_into_the_context(tmp_path):
     settings = judged(tmp_path, [True, False] * 12)
-    preferences = preferences_of(tmp_path, *settings, "prefer.loss=dpo")
     with pytest.raises(InputError, match=r'prefer.pairs = .* set prefer.loss = "kto"'):
-        preferences.texts(preferences.training[0])
+        preferences_of(tmp_path, *settings, "prefer.loss=dpo")
     preferences = preferences_of(tmp_path, write(tmp_path, "texts"))
     with pytest.raises(InputError, match=r"prefer.pairs: 'a=' .* must have at most 256"):
         preferences.texts(("a=", "1" * 300, "2"))

@@ -65,6 +65,49 @@ def test_no_member_trains_a_held_out_pair_and_each_has_an_order_of_its_own(tmp_p
     assert orders[0] == [prompt_of(pair) for pair in islice(pairs.training(0), 800)]
 
 
+def message(role, content):
+    return {"role": role, "content": content}
+
+
+ASKED, YES, NO = (
+    message("user", "Is it?"),
+    message("assistant", "Yes."),
+    message("assistant", "No."),
+)
+
+
+@pytest.mark.parametrize(
+    ("row", "chosen", "rejected"),
+    [
+        ({"prompt": "1+1=", "chosen": "2", "rejected": "3"}, "1+1=2", "1+1=3"),
+        ({"chosen": "\n\nHuman: Is it?\n\nAssistant: Yes.",
+          "rejected": "\n\nHuman: Is it?\n\nAssistant: No."}, "Is it?Yes.", "Is it?No."),
+        ({"prompt": "Is it?", "chosen": [ASKED, YES], "rejected": [ASKED, NO]},
+         "Is it?Yes.", "Is it?No."),
+        ({"chosen": [ASKED, YES, ASKED, NO], "rejected": [ASKED, NO]},
+         "Is it?Yes.Is it?No.", "Is it?No."),
+        ({"system": "Be brief. ", "prompt": "Is it?", "chosen": "Yes.", "rejected": "No."},
+         "Be brief. Is it?Yes.", "Be brief. Is it?No."),
+    ],
+    ids=["texts", "hh-rlhf", "ultrafeedback", "several turns", "system"],
+)  # fmt: skip
+def test_pairs_are_read_in_every_form_of_a_preference_set(tmp_path, row, chosen, rejected):
+    (tmp_path / "pairs.jsonl").write_text(json.dumps(row))
+    config = config_of(
+        tmp_path, f"reward_model.pairs={tmp_path}/pairs.jsonl", "reward_model.heldout_pairs=1"
+    )
+    [pair] = PreferencePairs(config, config.reward_model, TextReader(Letters(), 256)).heldout
+    read = ["".join(map(chr, ids)) for ids in (pair.chosen, pair.rejected)]
+    assert read == [f"{chosen}\x01", f"{rejected}\x01"]
+
+
+def test_a_completion_that_is_judged_alone_is_no_pair(tmp_path):
+    (tmp_path / "judged.jsonl").write_text('{"prompt": "a", "completion": "b", "label": true}')
+    config = config_of(tmp_path, f"reward_model.pairs={tmp_path}/judged.jsonl")
+    with pytest.raises(InputError, match=r"reward_model.pairs = .*: 'a' has one completion with a"):
+        PreferencePairs(config, config.reward_model, TextReader(Letters(), 256))
+
+
 def test_a_run_asks_for_reward_models_that_are_not_made_yet_or_were_made_otherwise(tmp_path):
     config = config_of(tmp_path, JUDGED)
     with pytest.raises(InputError, match="run `headway reward-model` with the same recipe"):

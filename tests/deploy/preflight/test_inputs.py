@@ -407,7 +407,7 @@ def test_every_model_that_the_learner_loads_is_looked_for_and_must_not_be_quanti
         ({"config": {"vocab_size": 20}}, "has 20 rows of embeddings, and .* may sample 35 tokens"),
         ({"config": {"vocab_size": 40}}, None),
         ({"layers": 1, "hidden_size": 16, "config": {}}, None),
-        (None, r"teachers\.0\.path = '~/teacher': there is no such folder"),
+        (None, r"teachers\.0\.path = '/.*/teacher': there is no such folder"),
     ],
 )
 def test_a_teacher_must_read_what_the_policy_samples(

@@ -5,7 +5,7 @@ from pydantic import ValidationError
 
 from learner.config.learner import LearnerConfig
 from learner.config.lora import LoraConfig
-from learner.config.supervised import SftConfig
+from learner.config.supervised import RewardTrainingConfig, SftConfig
 
 MUON = {"optimizer": "muon"}
 OWN_CRITIC = {"advantage": "gae", "loss": "ppo"}
@@ -87,6 +87,28 @@ def test_a_warm_start_in_bfloat16_needs_zero_too():
 def test_a_warm_start_refuses_keys_without_effect(settings, message):
     with pytest.raises(ValidationError, match=message):
         SftConfig(**{"demonstrations": "x", **settings})
+
+
+def test_names_alone_may_be_in_the_list_of_demonstrations():
+    listed = SftConfig(demonstrations=["a.jsonl", {"source": "b.jsonl", "weight": 2}]).parts
+    assert [(part.source, part.options, part.weight) for part in listed] == [
+        ("a.jsonl", {}, 1.0), ("b.jsonl", {}, 2.0),
+    ]  # fmt: skip
+
+
+def test_a_separator_of_steps_is_for_process_reward_models_alone():
+    RewardTrainingConfig(pairs="x", separator=";", kind="process")
+    with pytest.raises(ValidationError, match='separator is for kind = "process" alone'):
+        RewardTrainingConfig(pairs="x", separator=";")
+
+
+def test_models_of_the_objective_may_be_in_the_home_folder(monkeypatch):
+    monkeypatch.setenv("HOME", "/home/me")
+    one = {"path": "~/m"}
+    given = {"advantage": "gae", "loss": "ppo", "critic": one, "kl": {"reference": "~/m"}}
+    config = LearnerConfig(**given, distillation={"teachers": [one]})
+    named = (config.critic.path, config.kl.reference, config.distillation.teachers[0].path)
+    assert {*named} == {"/home/me/m"}
 
 
 def test_the_reference_of_an_adapter_is_its_base_unless_it_is_another_or_moves():
