@@ -17,7 +17,7 @@ from deploy.report.summary import summarise
 from deploy.run import Run
 from deploy.runtime.console import Terminal
 from deploy.runtime.machine import environment
-from deploy.runtime.session_process import Session
+from deploy.runtime.session_process import Session, resume_hint
 from deploy.runtime.signals import deferred, raise_interrupts
 from deploy.storage.jsonl import JsonlWriter
 from deploy.storage.repair.whole_checkpoints import find_checkpoint
@@ -83,9 +83,7 @@ def run(
         status = "interrupted"
         saved = directory.ledger.exists() and newest_checkpoint(directory.path, verify=False)
         kept = f"version {saved[0]} is in {saved[1]}" if saved else "there is no checkpoint yet"
-        raise Interrupted(
-            f"stopped by the user; {kept}\ngo on with: headway resume {directory.path}"
-        ) from None
+        raise Interrupted(f"stopped by the user; {kept}{resume_hint(directory.path)}") from None
     except RunFailed as error:
         if error.exit_code != 1:
             raise

@@ -3,6 +3,7 @@
 Each checks its recipe and prints its first line before it imports anything heavy.
 """
 
+import os
 import shlex
 from contextlib import suppress
 from pathlib import Path
@@ -12,7 +13,7 @@ import typer
 
 from deploy.cli.arguments import Overrides, Recipe, Replace, RunName, RunsDir, load, next_command
 from deploy.errors import RunFailed
-from deploy.runtime.session_process import Session
+from deploy.runtime.session_process import PIPELINE, Session
 from deploy.runtime.signals import deferred
 from headway.errors import InputError
 
@@ -158,6 +159,11 @@ def _train(
     show(summary, directory, terminal.console)
 
 
+def _say_next(terminal: "Terminal", command: str, recipe: str, overrides: list[str]) -> None:
+    if PIPELINE not in os.environ:  # which goes on by itself
+        terminal.say(next_command(command, recipe, overrides))
+
+
 def sft(recipe: Recipe, overrides: Overrides = [], *, replace: Replace = False) -> None:  # noqa: B006
     """Make the warm start of a recipe: supervised learning on its demonstrations."""
     config = load(recipe, overrides)
@@ -166,7 +172,7 @@ def sft(recipe: Recipe, overrides: Overrides = [], *, replace: Replace = False) 
 
     terminal = Terminal()
     terminal.say(f"warm start in {warm_start(config, terminal, replace=replace)}")
-    terminal.say(next_command("prefer" if config.prefer else "run", recipe, overrides))
+    _say_next(terminal, "prefer" if config.prefer else "run", recipe, overrides)
 
 
 def prefer(recipe: Recipe, overrides: Overrides = [], *, replace: Replace = False) -> None:  # noqa: B006
@@ -177,7 +183,7 @@ def prefer(recipe: Recipe, overrides: Overrides = [], *, replace: Replace = Fals
 
     terminal = Terminal()
     terminal.say(f"preferred model in {prefer_model(config, terminal, replace=replace)}")
-    terminal.say(next_command("run", recipe, overrides))
+    _say_next(terminal, "run", recipe, overrides)
 
 
 def pairs(
@@ -215,7 +221,7 @@ def reward_model(
 
     terminal = Terminal()
     terminal.say(f"reward models in {train_reward_models(config, terminal, replace=replace)}")
-    terminal.say(next_command("run", recipe, overrides))
+    _say_next(terminal, "run", recipe, overrides)
 
 
 def pipeline(

@@ -12,6 +12,7 @@ from actors.config import ActorsConfig
 from deploy.config.run_config import RunConfig
 from headway.cpu_cores import parse_cores
 from learner.config.learner import LearnerConfig
+from learner.config.objective import ObjectiveConfig
 from learner.config.supervised import SupervisedConfig
 
 
@@ -38,6 +39,7 @@ def learner_of_stage(
     times slower where anything else runs.
     """
     alike = type(section).model_fields.keys() & LearnerConfig.model_fields.keys()
+    alike -= ObjectiveConfig.model_fields.keys()  # a stage has losses of its own
     settings = {key: value for key in alike if (value := getattr(section, key)) is not None}
     learner = LearnerConfig(**settings, compile=False)
     devices = {"ranks": learner.ranks, "gpus": learner.gpus, "zero_node_ranks": None}

@@ -112,6 +112,8 @@ class Pipeline:
     stages: tuple[Stage, ...]
     scores: tuple[str, ...] | None
     """Arguments of `headway eval` behind the model."""
+    suite: RunConfig | None = None
+    """Their recipe."""
 
 
 def load_pipeline(file: str, runs_dir: Path) -> Pipeline:
@@ -146,10 +148,10 @@ def load_pipeline(file: str, runs_dir: Path) -> Pipeline:
     with _named(f"pipeline {file}, scores"):
         overrides, _ = _overrides([parsed.set, scores.set], {})
         recipe = _recipe(scores.recipe, path.parent)
-        load_recipe(recipe, overrides)
+        scored = load_recipe(recipe, overrides)
     place = f"deploy.runs_dir={toml_value(str(folder))}"
     suite = ("--suite", recipe, *_as_options([place, *overrides]), "--samples", str(scores.samples))
-    return Pipeline(folder, tuple(stages.values()), suite)
+    return Pipeline(folder, tuple(stages.values()), suite, scored)
 
 
 @contextmanager

@@ -42,7 +42,7 @@ from deploy.preflight.models import FILES, model_path, refuse_another_origin
 from deploy.report.score_intervals import Verdict, position_bias
 from deploy.report.tables import show_scores
 from deploy.runtime.console import Terminal
-from deploy.storage.atomic_folder import ORIGIN_FILE, check_absent
+from deploy.storage.atomic_folder import ORIGIN_FILE, check_absent, making
 from deploy.storage.jsonl import append_rows, mend_rows, read_rows, rewrite_rows
 from headway.atomic_file import atomic_file
 from headway.errors import InputError
@@ -174,8 +174,11 @@ def make_pairs(config: RunConfig, policy: str | None, terminal: Terminal, *, rep
         refuse_adapter(config, "pairs")
     named = find_policy(policy or model_path(config), runs_dir)
     config = scored_by(config, reward=section.rewards or (), heldout_reward=None)
-    runs_dir.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix=".models-", dir=runs_dir) as copies:
+    with (
+        making(folder, replace=True),
+        tempfile.TemporaryDirectory(prefix=".models-", dir=runs_dir) as copies,
+    ):
+        check_absent(folder / PAIRS_FILE, replace=replace)  # it may have been made meanwhile
         inputs = load_policy(config, named.folder(Path(copies) / "model"))
         comparer = Comparer(config, section, inputs.model_path)
         prompts = inputs.prompts.source.next(section.prompts)
@@ -193,7 +196,7 @@ def make_pairs(config: RunConfig, policy: str | None, terminal: Terminal, *, rep
         }
         _begin(folder, json.dumps(origin), replace=replace, private=config.deploy.private)
         failed = _compare(config, inputs, prompts, comparer, folder / COMPARISONS_FILE, terminal)
-    return _write(section, folder, failed, terminal)
+        return _write(section, folder, failed, terminal)
 
 
 def _begin(folder: Path, origin: str, *, replace: bool, private: bool) -> None:

@@ -16,17 +16,12 @@ from actors.sources.examples import Example
 from actors.sources.preferences import PREFERENCES, judged_completions
 from deploy.config.run_config import RunConfig
 from deploy.offline.drawn_pairs import DrawnPairs
-from deploy.offline.stages import (
-    UNFINISHED,
-    UnfinishedStage,
-    made_model,
-    stage_spec,
-    train_stage,
-)
+from deploy.offline.stages import UnfinishedStage, made_model, stage_spec, train_stage
 from deploy.offline.warm_start import Demonstrations
 from deploy.preflight.machine_checks import check_runs_dir
 from deploy.preflight.models import check_adapter, prefer_origin, warm_started_path
 from deploy.runtime.console import Terminal
+from deploy.storage.atomic_folder import UNFINISHED
 from headway.atomic_file import atomic_file
 from headway.errors import InputError
 from learner.config.supervised import PreferConfig

@@ -20,7 +20,7 @@ from deploy.cluster.placement import resource_requests
 from deploy.config.run_config import RunConfig
 from deploy.preflight.models import refuse_another_origin
 from deploy.runtime.console import Terminal
-from deploy.storage.atomic_folder import ORIGIN_FILE, atomic_folder
+from deploy.storage.atomic_folder import ORIGIN_FILE, UNFINISHED, atomic_folder
 from deploy.storage.jsonl import append_rows, read_rows, rewrite_rows
 from headway.cpu_cores import usable_cores
 from headway.errors import InputError
@@ -33,8 +33,6 @@ if TYPE_CHECKING:
     from learner.supervised.row_training import Progress
     from learner.supervised.stage import Stage
 
-UNFINISHED = "unfinished"
-"""Folder, beside the model, of the checkpoints of a stage that was interrupted."""
 ANEW = "begin anew with --replace, or go on with what it was made with"
 
 

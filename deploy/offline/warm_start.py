@@ -26,17 +26,12 @@ from actors.sources.examples import (
 )
 from actors.sources.rows import plain_text
 from deploy.config.run_config import RunConfig
-from deploy.offline.stages import (
-    UNFINISHED,
-    UnfinishedStage,
-    made_model,
-    stage_spec,
-    train_stage,
-)
+from deploy.offline.stages import UnfinishedStage, made_model, stage_spec, train_stage
 from deploy.preflight.machine_checks import check_runs_dir
 from deploy.preflight.models import check_adapter, find_model, warm_start_origin
 from deploy.preflight.prompts import heldout_texts
 from deploy.runtime.console import Terminal
+from deploy.storage.atomic_folder import UNFINISHED
 from headway.errors import InputError
 from headway.user_code import call, where_raised
 from learner.config.supervised import SftConfig

@@ -25,7 +25,6 @@ from deploy.config.run_config import RunConfig
 from deploy.storage.atomic_folder import ORIGIN_FILE
 from headway.errors import InputError
 from learner.config.lora import WEIGHTS_FILE, LoraConfig, adapted_layers, check_form, stored_form
-from learner.config.supervised import PreferConfig, RewardTrainingConfig
 from weight_sync.base_model import fingerprint
 
 REWARD_MODELS_ANEW = (
@@ -219,38 +218,61 @@ NEUTRAL = {"name", "ranks", "gpus", "checkpoint_every", "eval_every"}
 """Keys of `[sft]` and `[reward_model]` on which what is learned does not depend."""
 
 
+TRAINED = {"sft": ["sft"], "prefer": ["sft", "prefer"], "reward-model": ["sft", "reward_model"]}
+"""Sections of what the commands before reinforcement train."""
+SCORING = {"seed", "prompts", "heldout", "actors"}
+"""Keys on which scores depend."""
+MADE = {"sft", "prefer", "reward_model", "pairs"}
+"""Sections that a run does not read: it finds what their commands made."""
+
+
+def settings_read(command: str, settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return those of a recipe's settings on which what a command makes depends."""
+    if command not in TRAINED:
+        wanted = SCORING if command == "eval" else settings.keys() - MADE
+        return {key: value for key, value in settings.items() if key in wanted}
+    read = {key: settings[key] for key in ("seed", "model", *TRAINED[command])}
+    for section in TRAINED[command]:
+        own = settings[section]
+        read[section] = own and {key: own[key] for key in own if key not in NEUTRAL}
+    return read | {"actors": {key: settings["actors"][key] for key in sorted(RENDERING)}}
+
+
+def files_read(command: str, config: RunConfig) -> dict[str, str]:
+    """Return fingerprints of data files and model folders that a command reads, by their paths."""
+    models = [config.model.path]
+    if command in TRAINED:
+        files: dict[str, str] = json.loads(_origin(command, config))[FILES]
+        if command == "reward-model" and config.reward_model is not None:
+            models.append(config.reward_model.path)
+    else:
+        files = of_files(config.model_dump(mode="json", include=SCORING))
+        models += config.actors.reward_model.named
+    folders = {path: Path(path).expanduser() for path in models if path}
+    return files | {p: fingerprint_of_model(str(f)) for p, f in folders.items() if f.is_dir()}
+
+
 def warm_start_origin(config: RunConfig) -> str:
     """Return the settings that a warm start depends on, and the files that they name, as JSON."""
-    sections = config.model_dump(
-        mode="json", include={"seed": True, "model": True, "sft": True, "actors": RENDERING}
-    )
-    for key in NEUTRAL if sections["sft"] is not None else ():
-        del sections["sft"][key]
-    sft = config.sft
-    sources = [(part.source, part.options) for part in sft.parts] if sft else []
-    named = sft and [sources, sft.heldout, _weights_of(sft.lora)]
-    heldout = config.heldout and [config.heldout_source[2], *config.heldout.sets.values()]
-    sections[FILES] = of_files([named or (), heldout or ()])
-    return json.dumps(sections, sort_keys=True)
+    return _origin("sft", config)
 
 
 def reward_model_origin(config: RunConfig) -> str:
     """Return the settings that reward models depend on, and the files that they name, as JSON."""
-    return _origin_after_warm_start(config, "reward_model", config.reward_model)
+    return _origin("reward-model", config)
 
 
 def prefer_origin(config: RunConfig) -> str:
     """Return the settings that the preferred model depends on, and their files, as JSON."""
-    return _origin_after_warm_start(config, "prefer", config.prefer)
+    return _origin("prefer", config)
 
 
-def _origin_after_warm_start(
-    config: RunConfig, key: str, section: PreferConfig | RewardTrainingConfig | None
-) -> str:
-    own = section.model_dump(mode="json", exclude={*NEUTRAL}) if section else None
-    origin = {key: own} | json.loads(warm_start_origin(config))
-    named = section and [section.pairs, section.options, _weights_of(section.lora)]
-    origin[FILES] |= of_files(named or ())
+def _origin(command: str, config: RunConfig) -> str:
+    origin = settings_read(command, config.model_dump(mode="json"))
+    sections = [getattr(config, section) for section in TRAINED[command]]
+    weights = [_weights_of(section.lora) for section in sections if section]
+    heldout = config.heldout and [config.heldout_source[2], *config.heldout.sets.values()]
+    origin[FILES] = of_files([origin, weights, heldout or ()])
     return json.dumps(origin, sort_keys=True)
 
 

@@ -1,5 +1,6 @@
 """Tables that commands end with: the figures of a run, its accounts, and selection bias."""
 
+import os
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -9,6 +10,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from deploy.runtime.session_process import PIPELINE
 from deploy.storage.run_directory import RunDirectory
 from deploy.storage.run_record import Score
 from headway.errors import InputError
@@ -35,12 +37,10 @@ def show(summary: dict[str, Any], directory: RunDirectory, console: Console) -> 
     for label, value in figures(summary).items():
         table.add_row(label, value)
     console.print(table)
-    lines = (
-        f"report: {directory.page}",
-        f"figures: {directory.summary_file}",
-        f"go on with: headway rollouts {directory.path}",
-        f"        or: headway export {directory.path} --to FOLDER",
-    )
+    lines = [f"report: {directory.page}", f"figures: {directory.summary_file}"]
+    if PIPELINE not in os.environ:  # which goes on by itself
+        lines.append(f"go on with: headway rollouts {directory.path}")
+        lines.append(f"        or: headway export {directory.path} --to FOLDER")
     console.print("\n".join(lines), markup=False, soft_wrap=True)
     if _failed(summary["accounting"]):
         with open_ledger(directory.path, verify=False) as database:

@@ -48,6 +48,8 @@ ERROR_LENGTH = 2000
 """Characters of an error that a session sends to its parent."""
 FIRST_LIMIT = 5
 """Restarts in a row before the recipe is read: the default of `deploy.max_restarts`."""
+PIPELINE = "HEADWAY_PIPELINE"
+"""Environment variable of the commands of a pipeline: the command that goes on with all of it."""
 PROGRESS = "metrics.jsonl"
 """File in the folder of a run that grows with every batch that is trained for the first time."""
 DRIVER_LOCK = "driver.lock"
@@ -355,7 +357,12 @@ def _receive(channel: socket.socket, sent: Message) -> bool:
 def _hint(again: list[str]) -> str:
     """Return the line that says how to go on with a run, from the arguments for it; else empty."""
     is_known = len(again) == 2 and again[0] == "resume"
-    return f"\ngo on with: headway resume {again[1]}" if is_known else ""
+    return resume_hint(again[1]) if is_known else ""
+
+
+def resume_hint(run: object) -> str:
+    """Return the line that says how to go on with a run; empty in a pipeline, which has its own."""
+    return "" if PIPELINE in os.environ else f"\ngo on with: headway resume {run}"
 
 
 def _print(message: str) -> None:

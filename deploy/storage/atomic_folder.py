@@ -16,6 +16,8 @@ from headway.file_lock import is_held, locked
 ORIGIN_FILE = "origin.json"
 """File in the folder of a warm start or of reward models with the settings of its making; who uses
 the folder holds its lock."""
+UNFINISHED = "unfinished"
+"""Folder, beside the model of a stage, of its checkpoints `v…` if it was interrupted."""
 
 
 def check_absent(folder: Path, *, replace: bool) -> None:
@@ -31,16 +33,7 @@ def atomic_folder(folder: Path, *, replace: bool, private: bool = False) -> Iter
     It is deleted if the block raises. Only this user may read a `private` one.
     """
     partial, old = (folder.with_name(f".{folder.name}.{state}") for state in ("partial", "old"))
-    with ExitStack() as hold:
-        problem = f"another command is making {folder}"
-        try:
-            hold.enter_context(locked(_lock(folder), passing=True, parents=True))
-            check_absent(folder, replace=replace)
-            if (folder / ORIGIN_FILE).exists():
-                problem = f"{folder} is in use by another command"
-                hold.enter_context(locked(folder / ORIGIN_FILE))
-        except BlockingIOError:
-            raise InputError(f"{problem}; wait for its end, or choose another name") from None
+    with making(folder, replace=replace):
         shutil.rmtree(partial, ignore_errors=True)
         partial.mkdir(mode=0o700 if private else 0o777)
         try:
@@ -56,6 +49,22 @@ def atomic_folder(folder: Path, *, replace: bool, private: bool = False) -> Iter
         except BaseException:
             shutil.rmtree(partial, ignore_errors=True)
             raise
+
+
+@contextmanager
+def making(folder: Path, *, replace: bool) -> Iterator[None]:
+    """Keep other commands from making or using a folder during the block."""
+    with ExitStack() as hold:
+        problem = f"another command is making {folder}"
+        try:
+            hold.enter_context(locked(_lock(folder), passing=True, parents=True))
+            check_absent(folder, replace=replace)
+            if (folder / ORIGIN_FILE).exists():
+                problem = f"{folder} is in use by another command"
+                hold.enter_context(locked(folder / ORIGIN_FILE))
+        except BlockingIOError:
+            raise InputError(f"{problem}; wait for its end, or choose another name") from None
+        yield
 
 
 @contextmanager

@@ -1,13 +1,13 @@
 """The records of the stages of a pipeline that are done, in its folder `.stages`."""
 
 import json
-from collections.abc import Sequence
-from contextlib import suppress
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from deploy.config.pipeline import Stage
+from deploy.storage.atomic_folder import UNFINISHED
 from deploy.storage.jsonl import DAMAGED
 from headway.atomic_file import atomic_file
 from headway.errors import InputError
@@ -28,8 +28,12 @@ class DoneStage:
     """Time of its commands, of their last try, without that of scoring."""
     scores: dict[str, Any] | None = None
     """Document of `headway eval`; None of reward models, or where nothing is scored yet."""
-    suite: list[str] | None = None
-    """Arguments of `headway eval` behind the model."""
+    suite: Any = None
+    """Settings of `headway eval` on which they depend."""
+    suite_files: dict[str, str] = field(default_factory=dict)
+    """Fingerprints of the files that it read, by their paths."""
+    files: dict[str, str] = field(default_factory=dict)
+    """Those of the data files and model folders that the command of the stage read."""
 
 
 class StageRecords:
@@ -47,6 +51,8 @@ class StageRecords:
     def done(self, stages: Sequence[Stage]) -> dict[str, DoneStage]:
         """Return the records of the stages that are done, and whose output is there, by name.
 
+        Those that are to begin anew are not done.
+
         Raises:
             InputError: One is damaged.
         """
@@ -60,7 +66,7 @@ class StageRecords:
                 raise InputError(
                     f"{self._file(stage)} is damaged: {error}; delete it, and the stage ends again"
                 ) from None
-            if stage.output.exists():
+            if stage.output.exists() and not self._mark(stage).exists():
                 records[stage.name] = record
         return records
 
@@ -70,18 +76,45 @@ class StageRecords:
             file.write(json.dumps(asdict(record), indent=1).encode())
         self._mark(stage).unlink(missing_ok=True)
 
-    def forget(self, stage: Stage) -> None:
-        """Mark a stage as one to begin anew."""
-        self._mark(stage).touch()
-        self._file(stage).unlink(missing_ok=True)
+    def marked(self, stages: Sequence[Stage]) -> set[str]:
+        """Return the names of the stages that are marked as such to begin anew."""
+        return {stage.name for stage in stages if self._mark(stage).exists()}
+
+    def mark(
+        self, stages: Sequence[Stage], redo: Collection[str], made_with: Callable[[Stage], str]
+    ) -> None:
+        """Mark the stages of `redo` as such to begin anew, and those that need a marked one.
+
+        One that was marked before goes on, unless it needs one that does not, or is of `redo` and
+        `made_with` returns something else than when it was marked.
+        """
+        marked, anew = {*redo} | self.marked(stages), set[str]()
+        for stage in stages:
+            if not marked & {stage.name, *stage.needs}:
+                continue
+            marked.add(stage.name)
+            mark, text = self._mark(stage), made_with(stage)
+            known = mark.exists() and (stage.name not in redo or mark.read_text() == text)
+            if not known or anew & {*stage.needs}:
+                anew.add(stage.name)
+                with atomic_file(mark, durable=True) as file:
+                    file.write(text.encode())
 
     def begins_anew(self, stage: Stage) -> bool:
-        """Return True if a stage is marked, and has not begun anew since."""
-        begun = stage.run_folder / "recipe.toml" if stage.command == "run" else stage.output
-        with suppress(FileNotFoundError):
-            marked = self._mark(stage).stat().st_mtime_ns
-            return not begun.exists() or begun.stat().st_mtime_ns < marked
-        return False
+        """Return True if a stage is marked, and has nothing since then to go on from."""
+        begun = [stage.output, *stage.output.parent.glob(f"{UNFINISHED}/v*")]
+        if stage.command == "run":
+            begun = [stage.run_folder / "recipe.toml"]
+        return self._mark(stage).exists() and not self._since_mark(stage, begun)
+
+    def is_made(self, stage: Stage) -> bool:
+        """Return True if the output is there, and was made after the mark, if there is one."""
+        return self._since_mark(stage, [stage.output])
+
+    def _since_mark(self, stage: Stage, made: Iterable[Path]) -> bool:
+        mark = self._mark(stage)
+        marked_at = mark.stat().st_mtime_ns if mark.exists() else 0
+        return any(path.exists() and path.stat().st_mtime_ns >= marked_at for path in made)
 
     def _file(self, stage: Stage) -> Path:
         return self._folder / f"{stage.name}.json"

@@ -10,7 +10,7 @@ from deploy.cluster.cpu_affinity import (
     share_out,
 )
 from headway.cpu_cores import parse_cores
-from learner.config.supervised import SftConfig
+from learner.config.supervised import PreferConfig, SftConfig
 from tests.deploy.config.test_devices import recipe
 
 TABLE = [
@@ -128,3 +128,10 @@ def test_the_ranks_of_a_warm_start_share_the_cores_of_a_learner_and_have_its_own
     assert not stage.offload_optimizer
     assert stage.cores_of_rank(1) == [12, 13, 14, 15]
     assert learner_of_stage(recipe({}, {}), section, range(2)).cpus_of_rank == 1
+
+
+@pytest.mark.parametrize("loss", ["dpo", "ipo", "kto", "orpo", "simpo"])
+def test_the_loss_of_preferences_is_none_of_a_learner(loss):
+    section = PreferConfig(pairs="d.jsonl", loss=loss, loss_options={"beta": 1.0})
+    stage = learner_of_stage(recipe({}, {}), section, range(4))
+    assert (stage.learning_rate, stage.loss_options) == (1e-6, {})

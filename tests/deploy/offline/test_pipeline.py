@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -10,13 +11,16 @@ from dataclasses import replace
 
 import pytest
 
+from deploy.config.loader import SHIPPED_RECIPES
 from deploy.config.pipeline import load_pipeline
-from deploy.errors import RunFailed
+from deploy.errors import Interrupted, RunFailed
 from deploy.offline import pipeline as module
 from deploy.offline.pipeline import PipelineRun, todo
 from deploy.report.pipeline_report import pipeline_report, rows_of
+from deploy.runtime.session_process import PIPELINE, resume_hint
 from deploy.storage.stage_records import DoneStage
 from headway.errors import InputError
+from tests.deploy.conftest import call_main
 
 ROAD = """
 name = "road"
@@ -38,7 +42,7 @@ recipe = "demo"
 recipe = "demo"
 """
 COMMANDS = """
-import json, os, signal, sys, time
+import json, os, shutil, signal, sys, time
 from pathlib import Path
 command, *rest = sys.argv[1:]
 here = Path(__file__).parent
@@ -54,9 +58,15 @@ if (fault := here / f"{command}-fails").exists():
     fault.unlink()
     sys.exit(2)
 made = {"sft": "road-sft/model", "prefer": "road-prefer/model", "run": "policy"}
+if (stop := here / f"{command}-leaves-a-checkpoint").exists():
+    stop.unlink()
+    (here / "runs/road" / made[command]).parent.joinpath("unfinished/v000002").mkdir(parents=True)
+    sys.exit(130)
 if command in made:
     folder = here / "runs/road" / made[command]
-    folder.mkdir(parents=True, exist_ok=True)
+    shutil.rmtree(folder, ignore_errors=True)
+    shutil.rmtree(folder.with_name("unfinished"), ignore_errors=True)
+    folder.mkdir(parents=True)
     (folder / "recipe.toml").write_text("")
 elif command == "export":
     Path(rest[-1]).mkdir()
@@ -163,6 +173,31 @@ def test_an_interrupt_ends_the_command_first(road, tmp_path, code_of_command):
     assert output.endswith("stopped by the user\ngo on with: headway pipeline\n")
 
 
+@pytest.mark.parametrize(
+    ("command", "function"),
+    [
+        ("sft", "deploy.offline.warm_start.warm_start"),
+        ("prefer", "deploy.offline.preferences.prefer_model"),
+        ("reward-model", "deploy.offline.reward_models.train_reward_models"),
+    ],
+)
+def test_a_command_names_the_next_one_but_in_a_pipeline(command, function, monkeypatch, tmp_path):
+    monkeypatch.setattr(function, lambda *_, **__: "made")
+    assert "go on with: headway run demo" in call_main([command, "demo"], tmp_path).stdout
+    assert "go on with: headway resume mine" in resume_hint("mine")
+    monkeypatch.setenv(PIPELINE, "headway pipeline road.toml")
+    said = call_main([command, "demo"], tmp_path).stdout + resume_hint("mine")
+    assert "in made" in said
+    assert "go on with" not in said
+
+
+def test_commands_know_that_they_are_in_a_pipeline(play, tmp_path, monkeypatch):
+    file = tmp_path / "commands.py"
+    told = f"assert os.environ[{PIPELINE!r}] == 'headway pipeline road.toml'\n"
+    file.write_text(file.read_text().replace("command, *rest", told + "command, *rest", 1))
+    assert play() == WHOLE
+
+
 def test_what_is_redone_takes_with_it_what_was_made_of_it(play):
     play()
     assert play(redo=["liked"]) == [
@@ -177,6 +212,136 @@ def test_a_stage_begun_anew_and_interrupted_is_resumed(play, tmp_path):
     with pytest.raises(RunFailed):
         play(redo=["policy"])
     assert play() == [("run", "--resume"), ("export",), ("eval",)]
+
+
+@pytest.mark.parametrize("again", [(), ("liked",)], ids=["plain", "the same command"])
+def test_a_stage_begun_anew_goes_on_from_its_checkpoint(play, tmp_path, again):
+    play()
+    (tmp_path / "prefer-leaves-a-checkpoint").touch()
+    with pytest.raises(Interrupted):
+        play(redo=["liked"])
+    assert play.calls() == [("prefer", "--replace")]
+    assert play(redo=again) == [
+        ("prefer",), ("eval",), ("run", "--replace"), ("export",), ("eval",),
+    ]  # fmt: skip
+    assert play() == []
+
+
+def test_a_checkpoint_of_what_an_earlier_stage_made_before_is_not_gone_on_from(play, tmp_path):
+    (tmp_path / "prefer-leaves-a-checkpoint").touch()
+    with pytest.raises(Interrupted):
+        play()
+    assert play(redo=["warm"]) == [
+        ("sft", "--replace"), ("eval",), ("prefer", "--replace"), ("eval",),
+        ("run", "--replace"), ("export",), ("eval",),
+    ]  # fmt: skip
+
+
+def test_marks_of_a_command_that_was_killed_while_it_wrote_them_are_completed(play, road):
+    play()
+    (road.folder / ".stages/liked.anew").touch()
+    assert play() == [
+        ("prefer", "--replace"), ("eval",), ("run", "--replace"), ("export",), ("eval",),
+    ]  # fmt: skip
+
+
+TASK = """
+[prefer]
+pairs = "liked.jsonl"
+[heldout.sets.other]
+source = "files"
+options = { path = "other.jsonl" }
+"""
+
+
+@pytest.fixture
+def task(play, tmp_path):
+    """Return a function that does a pipeline whose stages share a recipe, with another text."""
+    recipe = (SHIPPED_RECIPES / "demo.toml").read_text() + TASK
+    sft = 'demonstrations = "lettered_chain_sum"\noptions = { worked_share = 0.4 }'
+    assert sft in recipe
+    recipe = recipe.replace(sft, 'demonstrations = "worked.jsonl"')
+    text = ROAD.replace('"demo"', '"task.toml"').replace(
+        'prefer = { pairs = "lettered_chain_sum" }', "seed = 0"
+    )
+    (tmp_path / "road.toml").write_text(text)
+    for name in ("worked", "liked", "other"):
+        (tmp_path / f"{name}.jsonl").write_text("1\n")
+
+    def play_changed(old="", new="", **play_options):
+        assert old in recipe
+        (tmp_path / "task.toml").write_text(recipe.replace(old, new, 1))
+        return play(load_pipeline(str(tmp_path / "road.toml"), tmp_path / "runs"), **play_options)
+
+    assert play_changed() == WHOLE
+    return play_changed
+
+
+@pytest.mark.parametrize(
+    ("file", "redo", "commands"),
+    [
+        ("worked", ["warm"], WHOLE),
+        ("liked", ["liked"], WHOLE[2:]),
+        ("other", ["warm"], WHOLE),
+    ],
+)
+def test_another_data_file_of_a_stage_that_is_done_is_noticed(
+    task, play, tmp_path, file, redo, commands
+):
+    data = tmp_path / f"{file}.jsonl"
+    os.utime(data, (1, 1))
+    assert task() == [], "it is the same"
+    data.write_text("2\n")
+    with pytest.raises(InputError) as refused:
+        task()
+    assert play.calls() == []
+    assert re.findall("--redo (\\w+)", str(refused.value)) == redo
+    assert f"another {file}.jsonl (2 bytes, " in str(refused.value)
+    anew = [call[0] for call in task(redo=redo)]
+    assert anew == [call[0] for call in commands]
+    assert task() == []
+    data.unlink()
+    assert task() == [], "what is done needs it no more"
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "redo"),
+    [
+        ("learning_rate = 3e-4", "learning_rate = 4e-4", ["policy"]),
+        ("steps = 80", "steps = 90", ["policy"]),
+        ("steps = 850", "steps = 900\ncheckpoint_every = 7", ["warm"]),
+        ('pairs = "liked.jsonl"', 'pairs = "liked.jsonl"\nloss = "ipo"', ["liked"]),
+        ("microbatch_tokens = 256", "microbatch_tokens = 256\ncheckpoint_every = 7", []),
+        ("members = 2", "members = 3", []),
+        ("seed = 0", "seed = 0\n# a comment", []),
+    ],
+)
+def test_only_settings_that_the_command_of_a_stage_reads_count(task, old, new, redo):
+    if not redo:
+        assert task(old, new) == []
+        return
+    with pytest.raises(InputError) as refused:
+        task(old, new)
+    assert re.findall("--redo (\\w+)", str(refused.value)) == redo
+
+
+def test_what_is_scored_by_another_suite_alone_is_scored_again(play, road, tmp_path):
+    text = ROAD.replace('[scores]\nrecipe = "demo"', '[scores]\nrecipe = "suite.toml"')
+    (tmp_path / "road.toml").write_text(text)
+    suite = (SHIPPED_RECIPES / "demo.toml").read_text()
+    sets = '\n[heldout.sets.other]\nsource = "files"\noptions = { path = "other.jsonl" }\n'
+    (tmp_path / "other.jsonl").write_text("1\n")
+
+    def scored(suite):
+        (tmp_path / "suite.toml").write_text(suite)
+        return play(load_pipeline(str(tmp_path / "road.toml"), tmp_path / "runs"))
+
+    assert scored(suite) == WHOLE
+    assert scored(suite.replace("learning_rate = 3e-4", "learning_rate = 4e-4")) == []
+    assert scored(suite + sets) == [("eval",)] * 3
+    (tmp_path / "other.jsonl").write_text("2\n")
+    assert scored(suite + sets) == [("eval",)] * 3
+    assert scored(suite + sets) == []
 
 
 def test_stages_that_do_not_fit_what_is_done_are_refused(road):

@@ -15,6 +15,7 @@ from actors.environments.protocol import Message
 from actors.sources.examples import load_examples
 from actors.sources.preferences import PREFERENCES
 from deploy.offline.preference_pairs import Comparison, choose_pairs
+from headway.file_lock import locked
 from tests.actors.rewards.test_llm_judge import server
 from tests.deploy.conftest import RECIPE, REWARD, call_main, read_rows
 
@@ -201,6 +202,16 @@ def test_what_was_compared_is_not_compared_again(pairs, ends_by, code):
     later = {answer for row in rows[len(before) :] for answer in row["answers"]}
     assert {answer for two in asked for answer in two} <= later
     assert len({row["id"] for row in rows}) == len(rows) == 4
+
+
+@pytest.mark.parametrize("flag", [[], ["--replace"]])
+def test_a_set_that_another_command_makes_is_refused_and_left_as_it_is(pairs, tiny_model, flag):
+    pairs.folder.mkdir(parents=True)
+    (pairs.folder / "comparisons.jsonl").write_text("{}\n")
+    with locked(pairs.folder.with_name(".small-pairs.lock")):
+        pairs(*BY_REWARD, flags=("--policy", tiny_model, *flag), code=2)
+    assert "another command is making runs/small-pairs; wait for its end" in pairs.said
+    assert [file.name for file in pairs.folder.iterdir()] == ["comparisons.jsonl"]
 
 
 @pytest.mark.parametrize(("failing", "code"), [(1, 0), (4, 1)])
