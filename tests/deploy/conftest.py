@@ -169,6 +169,23 @@ def headway(tmp_path_factory):
 
 
 @pytest.fixture(scope="session")
+def demo_folder(tmp_path_factory):
+    """Return a folder with the warm start of the demo."""
+    folder = tmp_path_factory.mktemp("demo")
+    subprocess.run([HEADWAY, "sft", "demo"], cwd=folder, check=True)
+    return folder
+
+
+def run_demo(folder, name, *settings):
+    """Return the exit code of the demo with these settings, its output, and its batches."""
+    chosen = [f"name={name}", "sft.name=demo", *settings]
+    command = [HEADWAY, "run", "demo", *(x for setting in chosen for x in ("--set", setting))]
+    done = subprocess.run(command, cwd=folder, check=False, capture_output=True, text=True)
+    lines = (folder / "runs" / name / "metrics.jsonl").read_text().splitlines()
+    return done.returncode, done.stdout + done.stderr, [json.loads(line) for line in lines]
+
+
+@pytest.fixture(scope="session")
 def finished(headway):
     """Provide a run of six batches that tests read, and copy where they change something.
 
