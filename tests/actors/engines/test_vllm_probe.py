@@ -112,7 +112,13 @@ def trial(request, folders):
     made.close()
 
 
-@pytest.mark.parametrize("fault", zoo.FAULTS)
+@pytest.mark.parametrize(
+    "fault",
+    [
+        pytest.param(name, marks=pytest.mark.slow if number % 3 else ())
+        for number, name in enumerate(zoo.FAULTS)
+    ],
+)
 def test_a_fault_on_the_way_to_the_engine_is_named_within_one_version(trial, fault):
     old, new = trial.weights, trial.step()
     served = zoo.FAULTS[fault](old, new)

@@ -106,6 +106,7 @@ def test_bad_input_is_one_message_before_anything_is_written(evaluate, tmp_path,
     assert {path for path in tmp_path.rglob("*") if path.is_file()} <= before
 
 
+@pytest.mark.slow
 @pytest.mark.deepspeed
 def test_a_named_version_of_a_run_is_scored_whatever_it_has_trained_since(headway, finished):
     recorded = {c.version: c for c in read_progress(finished.folder).checkpoints}

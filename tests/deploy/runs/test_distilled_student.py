@@ -12,7 +12,6 @@ pytestmark = [pytest.mark.slow, pytest.mark.ray, pytest.mark.vllm, pytest.mark.t
 
 SMOOTHED = 4
 """Batches whose rewards are averaged: 512 rollouts on prompts that were never trained before."""
-SIZES = ("heldout.every=1000", "heldout.size=50", "heldout.final_size=50")
 
 
 def samples_until(target, rows):
@@ -28,7 +27,7 @@ def reinforced(demo_folder):
     """Return the batches of GRPO alone, by seed, and the teacher: the model of the first seed."""
     rows = {}
     for seed in range(3):
-        settings = (f"seed={seed}", "preset=grpo", *SIZES)
+        settings = (f"seed={seed}", "preset=grpo")
         code, output, rows[seed] = run_demo(demo_folder, f"grpo-{seed}", *settings)
         assert code == 0, output
     teacher = demo_folder / "teacher"
@@ -42,7 +41,7 @@ def test_a_student_reaches_its_teacher_in_fewer_samples_than_by_grpo(demo_folder
     alone, teacher = reinforced
     target = 0.95 * fmean(row["reward_mean"] for row in alone[0][-8:])
     teachers = f'learner.distillation={{ teachers = [{{ path = "{teacher}" }}], policy_loss = 0 }}'
-    settings = (f"seed={seed}", "preset=grpo", "steps=40", teachers, *SIZES)
+    settings = (f"seed={seed}", "preset=grpo", "steps=40", teachers)
     code, output, rows = run_demo(demo_folder, f"student-{seed}", *settings)
     assert code == 0, output
     taught, reinforcing = samples_until(target, rows), samples_until(target, alone[seed])

@@ -79,7 +79,7 @@ def test_hacking_is_found_before_the_gold_reward_falls_by_five_points(seed, skil
 
 @pytest.mark.parametrize("skill", [rising, falling, lambda version: 0.5])
 @pytest.mark.parametrize("noise", [0.0, 0.02, 0.2])
-@pytest.mark.parametrize("groups", [2, 16])
+@pytest.mark.parametrize("groups", [2, pytest.param(16, marks=pytest.mark.slow)])
 def test_an_honest_reward_is_never_called_hacked(skill, noise, groups):
     found = [simulate(seed, skill, noise=noise, groups=groups)[0] for seed in range(10)]
     assert found == [None] * 10

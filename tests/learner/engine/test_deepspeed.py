@@ -300,7 +300,11 @@ def test_a_model_that_is_not_computed_as_by_itself_is_refused(tmp_path, zero_sta
 @pytest.mark.parametrize(("zero_stage", "dtype"), LAYOUTS)
 @pytest.mark.parametrize(
     ("name", "way", "of_head"),
-    [("minicpm3", Way.PACKED, True), ("phi", Way.PACKED, False), ("lfm2", Way.BESIDE, False)],
+    [
+        ("minicpm3", Way.PACKED, True),
+        pytest.param("phi", Way.PACKED, False, marks=pytest.mark.slow),
+        ("lfm2", Way.BESIDE, False),
+    ],
 )
 def test_a_model_trains_in_the_first_way_that_is_exact(
     tmp_path, name, way, of_head, zero_stage, dtype

@@ -49,7 +49,13 @@ def tensors(folder):
     }
 
 
-@pytest.mark.parametrize("family", FAMILIES.values())
+@pytest.mark.parametrize(
+    "family",
+    [
+        pytest.param(name, marks=pytest.mark.slow if number % 4 else ())
+        for number, name in enumerate(FAMILIES.values())
+    ],
+)
 def test_a_folder_has_every_tensor_that_transformers_writes_and_loads_as_it_was(
     tmp_path, monkeypatch, family
 ):

@@ -87,7 +87,7 @@ ALONE = {"policy_loss": 0.0}
         (4, {"policy_loss": 0.2}),
     ],
 )
-@pytest.mark.parametrize("teachers", [1, 2])
+@pytest.mark.parametrize("teachers", [pytest.param(1, marks=pytest.mark.slow), 2])
 def test_the_policy_moves_towards_its_teachers(top_k, settings, teachers):
     learner = updater(top_k, teachers, rate=1.0, distillation=settings)
     reports = []
