@@ -297,6 +297,13 @@ class ActorsConfig(Section):
                 "one reward; other environments may give all of it by themselves"
             )
         used = dict.fromkeys(self.all_rewards)
+        kinds = [f"reward_model/{kind}" for kind in self.reward_model.kinds]
+        for name in self.reward_weights if kinds else ():
+            if name.startswith("reward_model/") and name not in kinds:
+                raise ValueError(
+                    f"actors.reward_weights names {name}, which is no kind of "
+                    f"actors.reward_model.kinds; they give {', '.join(kinds)}{nearest(name, kinds)}"
+                )
         for setting, values in (
             ("reward_options", self.reward_options),
             ("reward_weights", self.reward_weights),

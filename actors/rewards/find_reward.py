@@ -90,6 +90,12 @@ def is_finite(value: Any) -> bool:
 def score_of(name: str, completions: Any, returned: Any) -> Parts | list[Parts]:
     """Return the parts of a score, or of one for each of several completions; as `parts_of`."""
     if isinstance(returned, StepParts):
+        for step in returned.steps:
+            if not is_finite(step.score):
+                raise NoNumber(
+                    f"returned {step.score} for {step.part} of the step that ends at {step.end}, "
+                    "must be a finite number"
+                )
         return returned
     if isinstance(completions, str):
         return parts_of(name, returned)

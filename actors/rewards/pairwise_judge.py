@@ -1,12 +1,14 @@
 """The reward `pairwise_judge`: a language model compares the completions of a group in pairs."""
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import permutations
+from typing import Any
 
 from actors.errors import root_error
 from actors.rewards.find_reward import Metadata
 from actors.rewards.llm_judge import LlmJudge
+from headway.options import parse_options
 
 INSTRUCTION = """Compare two answers to a question, whatever their order and their length. Reply \
 with one number and nothing else: {largest} if the first answer is better, 0 if the second is, and \
@@ -19,6 +21,13 @@ Question:
 
 Reference:
 {answer}"""
+
+
+def load_pair_judge(setting: str, options: Mapping[str, Any]) -> LlmJudge | None:
+    """Return a judge that is asked for pairs, None without options; raise InputError for those."""
+    if not options:
+        return None
+    return parse_options(LlmJudge, setting, {"instruction": INSTRUCTION, **options})
 
 
 def both_answers(first: str, second: str) -> str:

@@ -9,7 +9,9 @@ import random
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, cast
+from typing import Any, ClassVar, Self, cast
+
+from pydantic import model_validator
 
 from actors.environments.protocol import Message
 from actors.environments.single_turn import as_messages
@@ -52,7 +54,8 @@ class ExampleKind:
         """Return the example in a row of a table; raise ValueError with what is wrong with it."""
         value = self._values(row) if isinstance(row, Mapping) else None
         if value is None:
-            raise ValueError(f"expected an object with {self.forms}: {shown(row)}")
+            what = row if isinstance(row, ValueError) else shown(row)
+            raise ValueError(f"expected an object with {self.forms}: {what}")
         return self.read(value)
 
     def _values(self, row: Mapping[str, Any]) -> Any:
@@ -143,6 +146,12 @@ class ColumnNames(Section):
     """Column of the prompt, or a path as for sources of prompts."""
     completion_field: str = "completion"
     """Column of the completion, the same."""
+
+    @model_validator(mode="after")
+    def _columns_differ(self) -> Self:
+        if self.prompt_field == self.completion_field:
+            raise ValueError(f"prompt_field and completion_field are both {self.prompt_field!r}")
+        return self
 
 
 class DatasetColumns(ColumnNames, DatasetChoice):

@@ -52,13 +52,15 @@ class PreferenceKind(ExampleKind):
     def _example(self, value: Any) -> Example:
         """Return a pair; a completion that is judged alone has None on its other side."""
         prompt, *given = self._unpacked(value)
-        sides = [*zip(self.fields[1:], given, strict=True)]
+        alone = given.count(None) == 1
+        names = ("completion",) * 2 if alone else self.fields[1:]
+        sides = [*zip(names, given, strict=True)]
         replies = ["" if side is None else _parsed(name, side) for name, side in sides]
-        if replies[0] == replies[1]:
+        if not alone and replies[0] == replies[1]:
             both = f"chosen and rejected are both {shown(given[0])}"
             raise ValueError(both if prompt is None else f"{both} for the prompt {shown(prompt)}")
         is_whole = all(isinstance(x, tuple) and x[0].role != "assistant" for x in replies)
-        if (prompt is None and None not in given) or (isinstance(prompt, str) and is_whole):
+        if (prompt is None and not alone) or (isinstance(prompt, str) and is_whole):
             opening, *replies = _parted(*replies)
         else:
             opening = _parsed("prompt", prompt)

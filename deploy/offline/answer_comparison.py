@@ -6,11 +6,8 @@ from typing import NamedTuple
 
 from actors.errors import RolloutFailed
 from actors.rewards.find_reward import Metadata
-from actors.rewards.llm_judge import LlmJudge
-from actors.rewards.pairwise_judge import INSTRUCTION, both_answers
-from deploy.config.run_config import RunConfig
+from actors.rewards.pairwise_judge import both_answers
 from deploy.report.score_intervals import Verdict
-from headway.options import parse_options
 from queues.records import Prompt
 
 
@@ -28,14 +25,6 @@ Judge = Callable[[str, str, str | None, Metadata], Awaitable[float]]
 """An `LlmJudge` that is asked for pairs: its mark is 1 where the first answer is better."""
 Played = Mapping[str, Sequence[list[Sample] | RolloutFailed]]
 """By held-out set, the rollouts of each problem, or the first error of one."""
-
-
-def load_judge(config: RunConfig) -> LlmJudge | None:
-    """Return the judge of `heldout.judge`; None without one. Raises InputError for its options."""
-    if config.heldout is None or not config.heldout.judge:
-        return None
-    options = {"instruction": INSTRUCTION, **config.heldout.judge}
-    return parse_options(LlmJudge, "heldout.judge", options)
 
 
 async def judged(

@@ -21,11 +21,12 @@ from typing import Any, TypeVar
 from actors.config import OWN_SET
 from actors.engines.model_folder import load_tokenizer
 from actors.errors import RolloutFailed
+from actors.rewards.pairwise_judge import load_pair_judge
 from actors.shipped import REWARDS
 from actors.sources.fingerprints import of_prompts
 from deploy.config.run_config import RunConfig
 from deploy.errors import RunFailed
-from deploy.offline.answer_comparison import Played, Sample, compare, load_judge
+from deploy.offline.answer_comparison import Played, Sample, compare
 from deploy.offline.evaluated_policy import Policy
 from deploy.offline.local_engine import play_here
 from deploy.preflight.inputs import Inputs, check_scoring, load_inputs
@@ -55,7 +56,8 @@ def evaluate(
         raise InputError(
             "the recipe has no section [heldout], which says what its held-out problems are"
         )
-    judge, config = load_judge(config), _scoring(config, best_of, samples)
+    judge = load_pair_judge("heldout.judge", config.heldout.judge)
+    config = _scoring(config, best_of, samples)
     folder = config.deploy.runs_dir / "evaluations"
     try:
         folder.mkdir(parents=True, exist_ok=True)

@@ -23,8 +23,7 @@ from actors.config import ActorsConfig
 from actors.engines.model_folder import load_tokenizer
 from actors.environments.single_turn import CONVERSATION, opening
 from actors.errors import RolloutFailed, ServiceAway
-from actors.rewards.llm_judge import LlmJudge
-from actors.rewards.pairwise_judge import INSTRUCTION
+from actors.rewards.pairwise_judge import load_pair_judge
 from actors.rollout.chat_rendering import renderer_for
 from actors.rollout.stops import load_stops
 from actors.sources.fingerprints import of_prompts
@@ -46,7 +45,6 @@ from deploy.storage.atomic_folder import ORIGIN_FILE, check_absent, making
 from deploy.storage.jsonl import append_rows, mend_rows, read_rows, rewrite_rows
 from headway.atomic_file import atomic_file
 from headway.errors import InputError
-from headway.options import parse_options
 from headway.recipe_section import resume_rule
 from headway.user_code import beside_recipe
 from queues.records import FinishReason, Prompt, Rollout
@@ -90,8 +88,7 @@ class Comparer:
 
     def __init__(self, config: RunConfig, section: PairsConfig, model: str) -> None:
         """Load the tokenizer of a model folder, and judge and principles, if there are any."""
-        options = {"instruction": INSTRUCTION, **section.judge}
-        self._judge = parse_options(LlmJudge, "pairs.judge", options) if section.judge else None
+        self._judge = load_pair_judge("pairs.judge", section.judge)
         self._seed, self.principles = config.seed, _read_principles(section)
         self.section = section
         self._renderer, actors = renderer_for(load_tokenizer(model), config.actors), config.actors
@@ -173,7 +170,7 @@ def make_pairs(config: RunConfig, policy: str | None, terminal: Terminal, *, rep
     if policy is None:
         refuse_adapter(config, "pairs")
     named = find_policy(policy or model_path(config), runs_dir)
-    config = scored_by(config, reward=section.rewards or (), heldout_reward=None)
+    config = scored_by(config, reward=section.rewards or (), heldout_reward=())
     with (
         making(folder, replace=True),
         tempfile.TemporaryDirectory(prefix=".models-", dir=runs_dir) as copies,

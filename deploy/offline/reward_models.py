@@ -60,6 +60,7 @@ class PreferencePairs:
         self.section, self._read = section, read
         self.process = section.kind == "process"
         """Examples are `Chain`s, for a process reward model."""
+        self.unit = "completions" if self.process else "pairs"
         kind = LABELLED_STEPS if self.process else REWARD_MODEL_PAIRS
         self._drawn = DrawnPairs(config, kind, section)
         self.heldout: list[Any] = [*map(self._encode, self._drawn.heldout)]
@@ -150,9 +151,11 @@ def _train_all(
         row, member_scores = _train(config, path, pairs, member, partial, terminal)
         members.append(row)
         scores.append(member_scores)
+        found = row.get("heldout_faults_found")
+        faults = "" if found is None else f", faults found {found:.3f}"
         terminal.say(
             f"reward model {member}: held-out accuracy {row['heldout_accuracy']:.3f}, loss "
-            f"{row['heldout_loss']:.4f} ({heldout_pairs} pairs)"
+            f"{row['heldout_loss']:.4f}{faults} ({heldout_pairs} {pairs.unit})"
         )
     together = {how: pairs.accuracy(combine(torch.stack(scores), how)) for how in ("min", "mean")}
     if len(members) > 1:
@@ -187,7 +190,6 @@ def _train(
     from learner.ranks.rank import ScalarRank
     from learner.ranks.spec import LearnerSpec
     from learner.supervised.reward_model import train_process_model, train_reward_model
-    from learner.supervised.row_training import Progress
     from learner.supervised.stage import Stage
 
     folder, seed, section = partial / f"model-{member}", pairs.seed + member, pairs.section
@@ -208,14 +210,7 @@ def _train(
     )
     drawn = pairs.training(member)
     batches = islice(iter(lambda: [*islice(drawn, section.batch_pairs)], []), section.steps)
-
-    def report(progress: Progress) -> None:
-        terminal.advance(progress.step, progress.text)
-        if (lost := progress.lost_to_rounding) is not None:
-            terminal.say(f"lost to rounding of the adapter's changes: {lost:.1%}")
-
-    with terminal.bar(section.steps, "the first step"):
-        train_ranks(config, stage, batches, report, terminal)
+    train_ranks(config, stage, batches, terminal)
     _complete(folder, templated=config.actors.chat_template is not False)
     Scale(separator=section.separator if pairs.process else None).write(folder)
     judge = Member(str(folder), RewardModelConfig())

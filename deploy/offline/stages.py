@@ -46,49 +46,36 @@ def made_model(
 ) -> Iterator[Path]:
     """Yield the folder to write a stage's model to; its checkpoints lie in one beside it.
 
+    They are kept for the next command, if there are any, where the block is interrupted.
+
     Raises:
         InputError: It exists, or has checkpoints of another `origin`, and may not be replaced.
     """
     unfinished, private = folder.with_name(UNFINISHED), config.deploy.private
     replacing = replace or _has_checkpoint(unfinished)  # a command that might replace it has begun
     try:
-        with (
-            atomic_folder(folder, replace=replacing, private=private) as made,
-            _kept_if_interrupted(unfinished, origin, terminal, replace=replace, private=private),
-        ):
-            terminal.say("loading torch and DeepSpeed")
-            yield made
-            (made / ORIGIN_FILE).write_text(origin)
+        with atomic_folder(folder, replace=replacing, private=private) as made:
+            if _has_checkpoint(unfinished) and not replace:
+                refuse_another_origin(unfinished, origin, ANEW, files=True)
+            else:
+                shutil.rmtree(unfinished, ignore_errors=True)
+                unfinished.mkdir(mode=0o700 if private else 0o777)
+                (unfinished / ORIGIN_FILE).write_text(origin)
+            try:
+                terminal.say("loading torch and DeepSpeed")
+                yield made
+                (made / ORIGIN_FILE).write_text(origin)
+            except BaseException as error:
+                if not _has_checkpoint(unfinished):
+                    shutil.rmtree(unfinished)
+                elif not isinstance(error, InputError):
+                    terminal.say(f"the command goes on from the newest checkpoint in {unfinished}")
+                raise
     except BaseException:
         with suppress(OSError):  # a folder that holds something else stays
             folder.parent.rmdir()
         raise
     shutil.rmtree(unfinished, ignore_errors=True)
-
-
-@contextmanager
-def _kept_if_interrupted(
-    folder: Path, origin: str, terminal: Terminal, *, replace: bool, private: bool
-) -> Iterator[None]:
-    """Have a folder for the checkpoints of the block, which is kept for the next command if any.
-
-    Raises:
-        InputError: Its checkpoints are of another `origin`, and it may not be replaced.
-    """
-    if _has_checkpoint(folder) and not replace:
-        refuse_another_origin(folder, origin, ANEW, files=True)
-    else:
-        shutil.rmtree(folder, ignore_errors=True)
-        folder.mkdir(mode=0o700 if private else 0o777)
-        (folder / ORIGIN_FILE).write_text(origin)
-    try:
-        yield
-    except BaseException as error:
-        if not _has_checkpoint(folder):
-            shutil.rmtree(folder)
-        elif not isinstance(error, InputError):
-            terminal.say(f"the command goes on from the newest checkpoint in {folder}")
-        raise
 
 
 class UnfinishedStage:
@@ -177,15 +164,7 @@ def train_stage(
     steps, batches = stage.config.steps, unfinished.left(batches, stage.config.steps)
     going_on = f", from step {unfinished.steps} on" if unfinished.steps else ""
     terminal.say(f"{stage.spec.section}: {steps} steps{going_on}")
-
-    def report(progress: "Progress") -> None:
-        terminal.advance(progress.step, progress.text)
-        unfinished.record(progress)
-        if (lost := progress.lost_to_rounding) is not None:
-            terminal.say(f"lost to rounding of the adapter's changes: {lost:.1%}")
-
-    with terminal.bar(steps, "the first step"):
-        train_ranks(config, stage, batches, report, terminal)
+    train_ranks(config, stage, batches, terminal, unfinished.record)
     shutil.copy(unfinished.losses, stage.folder)
 
 
@@ -193,20 +172,29 @@ def train_ranks(
     config: RunConfig,
     stage: "Stage",
     batches: Iterator[Sequence[Any]],
-    report: "Callable[[Progress], None]",
     terminal: Terminal,
+    record: "Callable[[Progress], None]" = lambda _: None,
 ) -> None:
     """Train a stage on the batches that it has steps left for, and write its model.
 
-    Raises InputError and RunFailed, as `train_stage`.
+    `record` is called after each step. Raises InputError and RunFailed, as `train_stage`.
     """
     learner, section = stage.spec.config, stage.spec.section
+    bar = terminal.bar(stage.config.steps, "the first step")
+
+    def report(progress: "Progress") -> None:
+        terminal.advance(progress.step, progress.text)
+        record(progress)
+        if (lost := progress.lost_to_rounding) is not None:
+            terminal.say(f"lost to rounding of the adapter's changes: {lost:.1%}")
+
     if learner.ranks == 1:
         import torch
 
         torch.set_num_threads(learner.threads_of_rank)
-        for progress in stage.run(stage.rank_type(stage.spec), batches):
-            report(progress)
+        with bar:
+            for progress in stage.run(stage.rank_type(stage.spec), batches):
+                report(progress)
         return
     import ray
 
@@ -220,6 +208,7 @@ def train_ranks(
     sizes = f"{section}.ranks, {section}.threads, {section}.gpus"
     terminal.say(f"starting Ray for {learner.ranks} ranks")
     with (
+        bar,
         tempfile.TemporaryDirectory(prefix=f"headway-{section}-") as scratch,
         cluster(ranks_only, Path(scratch), sizes=sizes),
     ):

@@ -21,9 +21,16 @@ from actors.environments.load_environment import load_environment
 from actors.environments.single_turn import opening
 from actors.reward_models.folder import check_reward_model
 from actors.rewards.find_reward import is_of_group
+from actors.rewards.pairwise_judge import load_pair_judge
 from actors.rewards.rewards import check_scorable, load_rewards
 from actors.rollout.prompt_checks import check_fit
-from actors.sources.examples import DEMONSTRATIONS, LABELLED_STEPS, load_examples
+from actors.sources.examples import (
+    DEMONSTRATIONS,
+    HELDOUT_DEMONSTRATIONS,
+    LABELLED_STEPS,
+    load_examples,
+    read_examples,
+)
 from actors.sources.preferences import PREFERENCES, REWARD_MODEL_PAIRS
 from deploy.config.deploy_config import STALL_FACTOR
 from deploy.config.rules import check_against_objective
@@ -89,7 +96,9 @@ def check_scoring(config: RunConfig) -> None:
 def _check_groups(config: RunConfig) -> None:
     """Refuse rewards that compare a group where rollouts are scored one by one."""
     actors, size = config.actors, config.prompts.group_size
-    heldout = actors.heldout_reward or (actors.reward if config.heldout else ())
+    heldout = actors.heldout_reward
+    if heldout is None:
+        heldout = actors.reward if config.heldout else ()
     key = (
         "actors.heldout_reward"
         if actors.heldout_reward
@@ -279,14 +288,15 @@ def _load(config: RunConfig, resumed: RunDirectory | None) -> Inputs:
 def check_code(config: RunConfig) -> None:
     """Find all code that a recipe names, and check its options: `headway validate --strict`."""
     check_gpus(config, available=0)
-    teacher_paths(config)
+    for teacher in teacher_paths(config):
+        check_model(teacher)
     trackers.check(config.deploy.trackers)
     with _in_time(config):
         check_scoring(config)
         prompts = open_prompts(config)
     check_prompts(config, prompts)
     texts = frozenset(problem.text for problem in prompts.heldout)
-    sft, prefer, learned = config.sft, config.prefer, config.reward_model
+    sft, prefer, learned, made = config.sft, config.prefer, config.reward_model, config.pairs
     kinds = [(DEMONSTRATIONS, part.source, part.options) for part in (sft.parts if sft else ())]
     if prefer:
         from learner.supervised.prefer import check_loss
@@ -296,6 +306,14 @@ def check_code(config: RunConfig) -> None:
     if learned is not None:
         kind = LABELLED_STEPS if learned.kind == "process" else REWARD_MODEL_PAIRS
         kinds.append((kind, learned.pairs, learned.options))
+    if sft and isinstance(sft.heldout, str):
+        read_examples(HELDOUT_DEMONSTRATIONS, sft.heldout, sft.heldout_options)
+    if config.heldout is not None:
+        load_pair_judge("heldout.judge", config.heldout.judge)
+    if made is not None:
+        load_pair_judge("pairs.judge", made.judge)
+        code = config.actors.code_execution
+        load_rewards(made.rewards or (), options=config.actors.reward_options, code_execution=code)
     for kind, name, options in kinds:
         next(load_examples(kind, name, options=options, seed=config.seed, heldout=texts))
     check_objective(config)

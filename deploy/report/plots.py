@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import pairwise
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from deploy.report.summary import resumptions, sessions, successful_updates, version_seconds
@@ -204,13 +205,14 @@ def _rewards(run: PlottedRun, *, over_seconds: bool = False) -> Iterator[Curve]:
         yield Curve(name, over([*scores.items()]), {"marker": marker, "ls": line, "ms": 3.5})
 
 
-def _reward_parts(run: PlottedRun) -> Iterator[Curve]:
-    """Yield the parts of a reward that has several, the first by name of those of all batches."""
-    names = {name for batch in run.record.batches for name in batch.report.reward_parts or ()}
-    for index, name in enumerate(sorted(names)[:MOST_PARTS] if len(names) > 1 else ()):
-        part = partial(lambda report, name: (report.reward_parts or {}).get(name), name=name)
+def _by_name(run: PlottedRun, *, figure: str, fewest: int) -> Iterator[Curve]:
+    """Yield a figure that has several names, the first of those of all batches, if so many."""
+    values = attrgetter(figure)
+    names = {name for batch in run.record.batches for name in values(batch.report) or ()}
+    for index, name in enumerate(sorted(names)[:MOST_PARTS] if len(names) >= fewest else ()):
+        value = partial(lambda report, name: (values(report) or {}).get(name), name=name)
         style = {"color": COLOURS[index % len(COLOURS)], "ls": LINES[index % len(LINES)], "lw": 1.2}
-        yield Curve(name, _points(run, part), style)
+        yield Curve(name, _points(run, value), style)
 
 
 def _gold(run: PlottedRun, names: Sequence[str]) -> Iterator[Curve]:
@@ -300,7 +302,16 @@ PLOTS = (
     Plot.of(
         "Reward by part",
         "Mean of each part of the reward, unweighted.",
-        Panel(curves=_reward_parts, bottom=None),
+        Panel(curves=partial(_by_name, figure="reward_parts", fewest=2), bottom=None),
+    ),
+    Plot.of(
+        "Divergence from teachers",
+        "Mean of each teacher of a distillation, over the trained tokens that it teaches.",
+        Panel(
+            curves=partial(_by_name, figure="teacher_divergence", fewest=1),
+            ylabel="nats/token",
+            bottom=None,
+        ),
     ),
     Plot.of(
         "Reward against gold reward",

@@ -52,7 +52,7 @@ class DemonstrationSource(Section):
     """As sft.demonstrations."""
     options: dict[str, Any] = Field(default_factory=dict)
     """As sft.options."""
-    weight: float = Field(default=1.0, gt=0, allow_inf_nan=False)
+    weight: float = Field(default=1.0, gt=0, le=1e100)
     """Share of the demonstrations that are drawn from it, against the others."""
 
 

@@ -150,6 +150,13 @@ def test_each_kind_is_combined_by_itself_and_is_a_part_with_a_weight(folders):
         ({"reward_model": {"paths": ["a"], "kinds": {"b": ["b"]}}}, "either paths or kinds"),
         ({"reward_model": {"kinds": {"b": []}}}, "at least 1 item"),
         ({"reward_weights": {"reward_mode/b": 1.0}}, "names reward_mode/b, which is no reward"),
+        (
+            {
+                "reward_model": {"kinds": {"safe": ["b"]}},
+                "reward_weights": {"reward_model/sfae": 1.0},
+            },
+            "names reward_model/sfae, which .*; they give reward_model/safe; did you mean",
+        ),
         ({"reward_options": {"reward_model/b": {}}}, "names reward_model/b, which is no reward"),
     ],
 )

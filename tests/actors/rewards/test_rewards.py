@@ -8,7 +8,7 @@ import pytest
 from fakes import POOL
 
 from actors.errors import RewardFailed
-from actors.rewards.find_reward import NoNumber, parts_of
+from actors.rewards.find_reward import NoNumber, StepParts, StepScore, parts_of, score_of
 from actors.rewards.rewards import check_scorable, load_rewards
 from actors.sources.load_source import load_source
 from headway.errors import InputError
@@ -114,6 +114,14 @@ def test_an_answer_that_is_missing_is_refused_before_the_run(reward, answer, mes
 def test_keys_of_a_reward_that_would_have_one_name_are_refused(keys, named):
     with pytest.raises(NoNumber, match=f"keys {named},"):
         parts_of("mine", dict.fromkeys(keys, 0.5))
+
+
+@pytest.mark.parametrize("wrong", [float("nan"), float("inf")])
+def test_a_step_whose_score_is_no_finite_number_is_refused(wrong):
+    parts = StepParts({"reward_model": 0.5})
+    parts.steps = tuple(StepScore("reward_model", end, s) for end, s in ((3, 0.5), (7, wrong)))
+    with pytest.raises(NoNumber, match=f"returned {wrong} for reward_model of the step .* at 7,"):
+        score_of("reward_model", "1+1=2, =2", parts)
 
 
 def test_rewards_see_whether_the_policy_ended_the_completion():

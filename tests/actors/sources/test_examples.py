@@ -218,8 +218,8 @@ def test_a_completion_may_be_messages_from_the_assistants_on(tmp_path):
 def test_columns_of_other_names_are_read_by_options(tmp_path, kind, row, options, expected):
     path = write_rows(tmp_path / "rows.jsonl", row)
     assert next(load(kind, path, **options)) == expected
-    with pytest.raises(InputError, match="there is no field problme"):
-        load(kind, path, **dict.fromkeys(options, "problme"))
+    with pytest.raises(InputError, match=f"{kind.fields[0]}.*: there is no field problme"):
+        load(kind, path, **{option: f"problme_{option}" for option in options})
 
 
 @pytest.mark.parametrize(
@@ -291,6 +291,8 @@ def test_a_malformed_file_is_refused_with_its_line(tmp_path, kind, content, expe
          "no option worked_shar; .*worked_share"),
         (DEMONSTRATIONS, "pairs.jsonl", {"worked_share": 1},
          "no option worked_share; its options: completion_field, prompt_field"),
+        (DEMONSTRATIONS, "pairs.jsonl", {"prompt_field": "completion"},
+         "prompt_field and completion_field are both 'completion'"),
         (DEMONSTRATIONS, "reasoning_gym:chain_sum", {},
          "has no demonstrations; give a source with .*, or a file of rows with prompt and compl"),
         (PREFERENCES, "reasoning_gym:chain_sum", {}, "has no preferences"),

@@ -156,6 +156,9 @@ def test_every_form_is_read(row, expected):
             "there is no field prompt, must be a text or messages",
         ),
         ({"prompt": "x", "chosen": "y\0", "rejected": "z"}, "a NUL character at 1"),
+        ({"prompt": "x", "completion": "", "label": 0}, "^completion is empty"),
+        ({"prompt": "x", "completion": [said("")], "label": 1}, "^completion: no message of"),
+        ({"prompt": "x", "completion": [ASKED, YES], "label": 1}, "^completion has messages of"),
     ],
 )
 def test_a_row_that_is_none_says_why(row, problem):

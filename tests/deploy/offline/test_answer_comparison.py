@@ -3,8 +3,9 @@
 import pytest
 
 from actors.errors import RewardFailed
+from actors.rewards.pairwise_judge import load_pair_judge
 from deploy.config.loader import load_recipe
-from deploy.offline.answer_comparison import Sample, compare, load_judge
+from deploy.offline.answer_comparison import Sample, compare
 from deploy.report.score_intervals import win_rate
 from headway.errors import InputError
 from queues.records import Prompt
@@ -66,9 +67,12 @@ def test_the_first_error_of_a_problem_stands_for_its_verdicts():
 
 
 def test_the_judge_is_that_of_the_recipe():
-    assert load_judge(load_recipe(str(RECIPE), [])) is None
-    options = 'heldout.judge={ url = "http://localhost:1/v1", model = "m", seconds = 3 }'
-    judge = load_judge(load_recipe(str(RECIPE), [options]))
+    def load_judge(*settings):
+        heldout = load_recipe(str(RECIPE), settings).heldout
+        return load_pair_judge("heldout.judge", heldout.judge)
+
+    assert load_judge() is None
+    judge = load_judge('heldout.judge={ url = "http://localhost:1/v1", model = "m", seconds = 3 }')
     assert (judge.seconds, "if the first answer is better" in judge.instruction) == (3.0, True)
     with pytest.raises(InputError, match=r"heldout\.judge requires the option url"):
-        load_judge(load_recipe(str(RECIPE), ['heldout.judge={ model = "m" }']))
+        load_judge('heldout.judge={ model = "m" }')

@@ -20,6 +20,13 @@ from tests.actors.rewards.test_llm_judge import server
 from tests.deploy.conftest import RECIPE, REWARD, call_main, read_rows
 
 BY_REWARD = ("pairs.rewards=['varied:score']", "pairs.prompts=5", "pairs.samples=4")
+OF_GROUP = """
+from actors.rewards.find_reward import group_reward
+
+@group_reward
+def of_group(prompt, completions, answer, metadata):
+    return [score(prompt, completion, answer, metadata) for completion in completions]
+"""
 TALK = [{"role": "system", "content": "1+"}, {"role": "user", "content": "2="}]
 
 
@@ -100,7 +107,7 @@ def prefers_longer(text):
 @pytest.fixture
 def pairs(tmp_path, tiny_model):
     """Return a function that makes the pairs of the small recipe with the tiny model."""
-    (tmp_path / "varied.py").write_text(REWARD)
+    (tmp_path / "varied.py").write_text(REWARD + OF_GROUP)
 
     def call(*settings, code=0, flags=("--policy", tiny_model)):
         fixed = [part for setting in settings for part in ("--set", setting)]
@@ -232,8 +239,10 @@ def test_prompts_whose_judge_fails_are_left_out_and_named(pairs, failing, code):
     assert not written & refused
 
 
-def test_rewards_compare_in_place_of_a_judge(pairs, tiny_model):
-    report = pairs(*BY_REWARD, "pairs.choose=adjacent", "pairs.margin=0.2")
+@pytest.mark.parametrize("reward_name", ["varied:score", "varied:of_group"])
+def test_rewards_compare_in_place_of_a_judge(pairs, tiny_model, reward_name):
+    by_reward = f"pairs.rewards=['{reward_name}']", *BY_REWARD[1:]
+    report = pairs(*by_reward, "pairs.choose=adjacent", "pairs.margin=0.2")
     assert "agreement" not in report
 
     def reward(text):
@@ -246,7 +255,7 @@ def test_rewards_compare_in_place_of_a_judge(pairs, tiny_model):
     assert [reward(row["chosen"]) - reward(row["rejected"]) for row in examples] == steps
     assert report["pairs"] == len(steps) > 0
     assert report["ties"] > 0
-    again = pairs(*BY_REWARD, flags=("--replace", "--policy", tiny_model))
+    again = pairs(*by_reward, flags=("--replace", "--policy", tiny_model))
     assert again["pairs"] == len(read_rows(pairs.folder / "pairs.jsonl")) == 5
 
 

@@ -229,6 +229,7 @@ def test_a_process_reward_model_learns_which_steps_are_right_and_says_how_many_f
     (member,) = json.loads((folder / "reward_model.json").read_text())["members"]
     assert 0 <= member["heldout_faults_found"] <= 1
     assert member["heldout_accuracy"] > 0.6
+    assert f"faults found {member['heldout_faults_found']:.3f} (64 completions)" in result.stdout
     from actors.reward_models.scoring import load_reward_models
 
     config = RewardModelConfig(paths=[str(folder / "model-0")])

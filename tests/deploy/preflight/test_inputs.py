@@ -255,6 +255,10 @@ def test_a_missing_model_folder_is_named_and_a_home_folder_is_expanded(tmp_path,
             "learner.distillation.teachers=[{path='./none'}]",
             r"learner\.distillation\.teachers\.0\.path = './none': there is no such folder",
         ),
+        ("sft.heldout='none.jsonl'", r"sft\.heldout = 'none\.jsonl' cannot be read"),
+        ("heldout.judge={model='m'}", r"heldout\.judge requires the option url"),
+        ("pairs={judge={model='m'}, principles=['x']}", r"pairs\.judge requires the option url"),
+        ("pairs={rewards=['code']}", r'actors\.reward = "code" runs programs'),
     ],
 )
 def test_what_a_recipe_names_is_checked_under_its_own_key(setting, named):

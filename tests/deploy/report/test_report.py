@@ -147,6 +147,14 @@ def test_parts_of_the_reward_are_drawn_where_there_are_several():
     assert figure_of(plot("Reward by part"), [one]) is None
 
 
+def test_divergences_are_drawn_from_every_teacher_and_in_no_other_run():
+    run = shown(batches=2)
+    assert figure_of(plot("Divergence from teachers"), [run]) is None
+    run.record.batches[1:] = [batch(1, teacher_divergence={"a": 0.5, "b": None})]
+    drawn = lines("Divergence from teachers", run)
+    assert [line for line in drawn if line[1]] == [("a", [1], [0.5])]
+
+
 def test_runs_that_are_compared_are_named_in_every_plot_of_one_line_a_run():
     labels = [label for label, *_ in lines("Throughput", shown("a"), shown("b"))]
     assert labels == ["a", "b"]
@@ -160,8 +168,9 @@ def test_what_was_left_out_stands_beside_what_was_trained():
     assert means == [[2.0, 6.0], [], [1.0]]
 
 
-EMPTY = {"Throughput", "Left out, and trained", "Weight updates", "Reward against gold reward"}
-"""Plots that one batch, no weight update and no gold reward leave empty."""
+EMPTY = {"Throughput", "Left out, and trained", "Weight updates", "Reward against gold reward",
+         "Divergence from teachers"}  # fmt: skip
+"""Plots that one batch, no weight update, no gold reward and no teacher leave empty."""
 
 
 @pytest.mark.parametrize("plot", PLOTS, ids=lambda plot: plot.title)
@@ -187,7 +196,7 @@ def whole(*labels):
 def test_a_page_needs_nothing_from_elsewhere():
     text = whole("mine")
     sources = re.findall(r'(?:src|href)="([^"]{0,40})', text)
-    assert len(sources) == len(PLOTS) - 1 + 1  # no gold reward, and a timeline
+    assert len(sources) == len(PLOTS) - 2 + 1  # no gold reward, no teacher, and a timeline
     assert {source.partition(",")[0] for source in sources} == {"data:image/svg+xml;base64"}
     assert "<script" not in text
     assert "url(" not in text

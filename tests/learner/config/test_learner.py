@@ -76,6 +76,8 @@ def test_a_warm_start_in_bfloat16_needs_zero_too():
     [
         ({"demonstrations": []}, "at least 1 item"),
         ({"demonstrations": [{"source": "x", "weight": 0}]}, "entry 1.*weight"),
+        ({"demonstrations": [{"source": "x", "weight": 1e308}]}, "entry 1.*weight"),
+        ({"demonstrations": [{"source": "x", "weight": float("nan")}]}, "entry 1.*weight"),
         ({"demonstrations": [{"source": "x"}, {"source": "y", "wieght": 1}]}, "entry 2.*'weight'"),
         ({"demonstrations": [{"weight": 1}]}, "entry 1.*source"),
         ({"demonstrations": [{"source": "x"}], "options": {"split": "a"}}, "give each source its"),
