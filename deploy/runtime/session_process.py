@@ -209,8 +209,7 @@ class Parent:
         self._trained = 0
         self._interrupted = False
         for number in interrupts():
-            if number in FORWARDED:
-                signal.signal(number, lambda number, _: self._forward(number))
+            signal.signal(number, lambda number, _: self._forward(number))
 
     def watch(self) -> Session:
         """Start sessions until one ends on purpose, and return in their processes alone."""
@@ -222,18 +221,20 @@ class Parent:
                 channel, is_child = socket.socket(fileno=descriptor), False
                 self._pidfd = _open(pid)
             else:
-                signal.pthread_sigmask(signal.SIG_BLOCK, FORWARDED)
+                signal.pthread_sigmask(signal.SIG_BLOCK, interrupts())
                 self._exit_if_interrupted()
                 channel, theirs = _socket_pair()
                 if (child := os.fork()) == 0:
                     channel.close()
                     raise_interrupts()
-                    signal.pthread_sigmask(signal.SIG_UNBLOCK, FORWARDED)  # in all that it starts
+                    signal.pthread_sigmask(
+                        signal.SIG_UNBLOCK, interrupts()
+                    )  # in all that it starts
                     sys.argv[1:] = self._again
                     return Session(theirs, self._again, self._history, wait)
                 theirs.close()
                 pid, is_child, self._pidfd = child, True, _open(child)
-                signal.pthread_sigmask(signal.SIG_UNBLOCK, FORWARDED)
+                signal.pthread_sigmask(signal.SIG_UNBLOCK, interrupts())
             crash = self._await_crash(pid, channel, is_child=is_child)
             self._history.crashes.append(crash)
             wait = self._next_wait(crash, worked=time.monotonic() - began)
@@ -334,10 +335,13 @@ class Parent:
             self._end_leftovers(Path(self._again[-1]))
 
     def _forward(self, number: int) -> None:
+        """Pass an interrupt on, unless a pipeline has already passed on the same one."""
         self._interrupted = True
-        if self._pidfd is not None:
+        if received.is_new(number) and self._pidfd is not None:
+            passed_on = number in FORWARDED.values()
+            sent = number if passed_on else FORWARDED[signal.Signals(number)]
             with suppress(ProcessLookupError):
-                signal.pidfd_send_signal(self._pidfd, FORWARDED[signal.Signals(number)])
+                signal.pidfd_send_signal(self._pidfd, sent)
 
 
 def _socket_pair() -> tuple[socket.socket, socket.socket]:

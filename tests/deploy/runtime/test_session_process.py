@@ -20,6 +20,7 @@ from deploy.cli import app, main
 from deploy.errors import Interrupted, RayDied, RunFailed
 from deploy.runtime import session_process
 from deploy.runtime.session_process import Message
+from deploy.runtime.signals import FORWARDED
 from deploy.storage.run_directory import RunDirectory
 from headway.errors import InputError
 from tests.waiting import until
@@ -236,12 +237,18 @@ def links(folder):
             yield str(link.readlink())
 
 
-@pytest.mark.parametrize("whole_group", [True, False])
+@pytest.mark.parametrize("passed_on", [True, False])
+@pytest.mark.parametrize("directly", [os.killpg, os.kill, None])
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
-def test_an_interrupt_reaches_the_session_once_however_it_is_sent(tmp_path, number, whole_group):
+def test_an_interrupt_reaches_the_session_once_however_it_is_sent(
+    tmp_path, number, directly, passed_on
+):
     command = Command(tmp_path, [("waits",), ("ends", 130)])
     command.waits(0)
-    (os.killpg if whole_group else os.kill)(command.process.pid, number)
+    if directly is not None:
+        directly(command.process.pid, number)
+    if passed_on or directly is None:  # by a pipeline
+        command.process.send_signal(FORWARDED[number])
     assert command.end() == (130, "")
     assert (tmp_path / "interrupts").read_text() == "1"
     assert len(command.sessions()) == 1
