@@ -14,9 +14,9 @@ BUDGET = {
     "headway": 1971,
     "queues": 6139,
     "weight_sync": 4512,
-    "actors": 12720,
+    "actors": 12753,
     "learner": 12353,
-    "deploy": 20171,
+    "deploy": 20176,
     "benchmarks": 7265,
     "examples": 344,
 }
