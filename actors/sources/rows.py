@@ -166,13 +166,13 @@ def _prompt(number: int, row: Row, options: RowOptions) -> Prompt:
     if name == MESSAGES:
         text = _up_to_the_user(text)
     given = text_or_messages(name, text)
-    if not (text := plain_text(given)):
-        raise ValueError(f"{name} must be a text or messages that are not empty")
+    if not (whole := plain_text(given)):
+        raise ValueError(f"{name} is {shown(text)}, must be a text or messages that are not empty")
     metadata |= {} if isinstance(given, str) else conversation(given)
-    for field, written in ((name, text), (options.answer_field, answer)):
+    for field, written in ((name, whole), (options.answer_field, answer)):
         if lost := written and lost_backslash(written):
             raise ValueError(f"{field} has {lost}")
-    return Prompt(prompt_id=str(number), text=text, answer=answer, metadata=metadata)
+    return Prompt(prompt_id=str(number), text=whole, answer=answer, metadata=metadata)
 
 
 def _check_texts(row: Mapping[str, Any]) -> None:

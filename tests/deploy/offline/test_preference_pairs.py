@@ -19,7 +19,7 @@ from headway.file_lock import locked
 from tests.actors.rewards.test_llm_judge import server
 from tests.deploy.conftest import RECIPE, REWARD, call_main, read_rows
 
-BY_REWARD = ("pairs.rewards=['varied:score']", "pairs.prompts=5", "pairs.samples=4")
+BY_REWARD = ("pairs.rewards=['paired:score']", "pairs.prompts=5", "pairs.samples=4")
 OF_GROUP = """
 from actors.rewards.find_reward import group_reward
 
@@ -107,7 +107,7 @@ def prefers_longer(text):
 @pytest.fixture
 def pairs(tmp_path, tiny_model):
     """Return a function that makes the pairs of the small recipe with the tiny model."""
-    (tmp_path / "varied.py").write_text(REWARD + OF_GROUP)
+    (tmp_path / "paired.py").write_text(REWARD + OF_GROUP)
 
     def call(*settings, code=0, flags=("--policy", tiny_model)):
         fixed = [part for setting in settings for part in ("--set", setting)]
@@ -239,7 +239,7 @@ def test_prompts_whose_judge_fails_are_left_out_and_named(pairs, failing, code):
     assert not written & refused
 
 
-@pytest.mark.parametrize("reward_name", ["varied:score", "varied:of_group"])
+@pytest.mark.parametrize("reward_name", ["paired:score", "paired:of_group"])
 def test_rewards_compare_in_place_of_a_judge(pairs, tiny_model, reward_name):
     by_reward = f"pairs.rewards=['{reward_name}']", *BY_REWARD[1:]
     report = pairs(*by_reward, "pairs.choose=adjacent", "pairs.margin=0.2")
