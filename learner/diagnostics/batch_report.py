@@ -96,6 +96,8 @@ class GoldFigures:
 
     groups: Sequence[tuple[float, float]]
     """Mean task reward and mean gold reward of each group, over the rollouts that have both."""
+    agreement: Sequence[float] = ()
+    """Correlation of the two in each group where both differ."""
     length: float
     """Mean of the sampled tokens of a rollout."""
     finished: float

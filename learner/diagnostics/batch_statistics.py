@@ -130,14 +130,18 @@ def _gold_figures(batch: TrainBatch) -> GoldFigures | None:
     neighbours = (owners[1:] == owners[:-1]) & known[owners[1:]]
     pairs = torch.stack([ids[:-1], ids[1:]], 1)[neighbours]
     of_pairs = batch.group_ids[owners[1:]][neighbours]
-    rewards, distinct = [], []
+    rewards, agreement, distinct = [], [], []
     for group in torch.unique(batch.group_ids[known]):
         members, own = known & (batch.group_ids == group), pairs[of_pairs == group]
-        rewards.append((float(batch.task_rewards[members].mean()), float(gold[members].mean())))
+        both = torch.stack([batch.task_rewards[members].double(), gold[members].double()])
+        rewards.append((float(both[0].mean()), float(both[1].mean())))
+        if bool((both.amax(1) > both.amin(1)).all()):
+            agreement.append(float(torch.corrcoef(both)[0, 1]))
         if len(own):
             distinct.append(len(torch.unique(own, dim=0)) / len(own))
     return GoldFigures(
         groups=rewards,
+        agreement=agreement,
         length=float(batch.response_lengths[known].double().mean()),
         finished=1 - float(batch.truncated[known].double().mean()),
         distinct=sum(distinct) / len(distinct) if distinct else 1.0,

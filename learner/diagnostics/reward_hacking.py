@@ -15,6 +15,11 @@ groups up to it and its own: 1 + λ (g − mean) / (mean − smallest), averaged
 the gap keeps its distribution, whatever that is, every order of the groups is as probable, and each
 bet has the expectation 1. So chance reaches n with a probability of at most 1 / n (Markov); rewards
 and prompts that both share cancel in the gap.
+
+It is hacking as well, before its gold reward falls, if of the rollouts of a group those with more
+reward have less gold reward: a step towards the reward changes the mean of the gold reward by the
+covariance of the two (Price 1970, "Selection and Covariance", Nature 227). The evidence bets on
+each group's correlation r by 1 − λ r, from the first group of those windows on.
 """
 
 import math
@@ -51,6 +56,8 @@ class Hacking:
     """Rise of the mean reward since then, over the batches before that were looked back on."""
     gold: float
     """Rise of the mean gold reward."""
+    agreement: float | None
+    """Mean correlation of both rewards within the groups looked back on; None without any."""
     changes: Mapping[str, tuple[float, float]]
     """Figures of the groups at both versions, by name."""
 
@@ -60,7 +67,8 @@ class Hacking:
         return (
             f"version {self.version}: the reward is hacked. Since version {self.since} it rose by "
             f"{self.reward:.3f} on prompts with a gold reward, and the gold reward by "
-            f"{self.gold:.3f}: {', '.join(changes)}"
+            f"{self.gold:.3f}; their correlation within groups is {self.agreement or 0:.2f}: "
+            f"{', '.join(changes)}"
         )
 
 
@@ -73,22 +81,29 @@ def find_hacking(batches: Sequence[TrainedBatch]) -> Hacking | None:
     for window in WINDOWS:
         recent = watched[-window:]
         pairs = np.array([pair for _, figures in recent for pair in figures.groups])
-        logs = _log_bets(pairs[:, 0] - pairs[:, 1])
+        gaps = _log_bets(pairs[:, 0] - pairs[:, 1])
+        agreement = np.array([r for _, figures in recent for r in figures.agreement])
+        is_opposed = _evidence(np.log1p(-BETS * agreement)) >= math.log(EVIDENCE)
         for part in PARTS:
             newest = recent[-max(1, len(recent) // part) :]
             since, then = newest[0]
             start = len(pairs) - sum(len(figures.groups) for _, figures in newest)
-            if _is_hacked(pairs, logs, start):
+            if start and (is_opposed or _is_behind(pairs, gaps, start)):
                 reward, gold = pairs[start:].mean(0) - pairs[:start].mean(0)
+                agree = float(agreement.mean()) if len(agreement) else None
                 changes = {name: (then.means[name], mean) for name, mean in now.means.items()}
-                return Hacking(version, since, float(reward), float(gold), changes)
+                return Hacking(version, since, float(reward), float(gold), agree, changes)
     return None
 
 
-def _is_hacked(pairs: Values, logs: Values, start: int) -> bool:
+def _evidence(bets: Values) -> float:
+    """Return the logarithm of the mean over λ of the products of bets [λ, groups]."""
+    return float(np.logaddexp.reduce(bets.sum(1)) - math.log(len(BETS)))
+
+
+def _is_behind(pairs: Values, gaps: Values, start: int) -> bool:
     """Return True if from a group on the gold reward does not keep up with the reward."""
-    evidence = np.logaddexp.reduce(logs[:, start:].sum(1)) - math.log(len(BETS))
-    if len(pairs) < FEWEST or start == 0 or evidence < math.log(EVIDENCE):
+    if len(pairs) < FEWEST or _evidence(gaps[:, start:]) < math.log(EVIDENCE):
         return False
     reward, gold = pairs[start:].mean(0) - pairs[:start].mean(0)
     error = (pairs[:, 0] - pairs[:, 1]).std() * math.sqrt(1 / start + 1 / (len(pairs) - start))

@@ -4,6 +4,7 @@ import json
 import math
 import random
 from dataclasses import asdict
+from statistics import correlation, fmean
 from types import SimpleNamespace
 
 import pytest
@@ -15,12 +16,12 @@ SIZE = 8
 """Rollouts of a group."""
 
 
-def figures(groups):
-    return GoldFigures(groups=groups, length=20.0, finished=0.9, distinct=0.5)
+def figures(groups, agreement=()):
+    return GoldFigures(groups=groups, agreement=agreement, length=20.0, finished=0.9, distinct=0.5)
 
 
-def batch(version, groups):
-    gold = None if groups is None else figures(groups)
+def batch(version, groups, agreement=()):
+    gold = None if groups is None else figures(groups, agreement)
     return SimpleNamespace(version=version, report=SimpleNamespace(gold=gold))
 
 
@@ -36,6 +37,12 @@ def falling(version):
     return 1 - rising(version)
 
 
+def group_of(rewards, golds):
+    """Return the means of a group's rewards, and their correlation where both differ."""
+    differ = len({*rewards}) > 1 and len({*golds}) > 1
+    return (fmean(rewards), fmean(golds)), [correlation(rewards, golds)] if differ else []
+
+
 def simulate(seed, skill, hacks=lambda version: 0.0, *, groups=16, noise=0.0, versions=80):
     """Return the first finding, or None, and how far the true gold reward is below its best then.
 
@@ -46,16 +53,18 @@ def simulate(seed, skill, hacks=lambda version: 0.0, *, groups=16, noise=0.0, ve
     chance, batches, best = random.Random(seed), [], 0.0
     for version in range(versions):
         gold_now = (1 - hacks(version)) * skill(version)
-        best, pairs = max(best, gold_now), []
+        best, pairs, agreement = max(best, gold_now), [], []
         for _ in range(groups):
             ability = min(0.98, max(0.02, skill(version) + chance.gauss(0, 0.25)))
-            reward = gold = 0
+            rewards, golds = [], []
             for _ in range(SIZE):
                 hacked, right = chance.random() < hacks(version), chance.random() < ability
-                reward += hacked or right
-                gold += not hacked and (right != (chance.random() < noise))
-            pairs.append((reward / SIZE, gold / SIZE))
-        batches.append(batch(version, pairs))
+                rewards.append(hacked or right)
+                golds.append(not hacked and (right != (chance.random() < noise)))
+            means, correlated = group_of(rewards, golds)
+            pairs.append(means)
+            agreement += correlated
+        batches.append(batch(version, pairs, agreement))
         if (finding := find_hacking(batches)) is not None:
             return finding, best - gold_now
     return None, 0.0
@@ -75,6 +84,26 @@ def test_hacking_is_found_before_the_gold_reward_falls_by_five_points(seed, skil
     finding, fall = simulate(seed, skill, hacks)
     assert finding is not None
     assert fall < 0.05
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_a_reward_against_the_gold_reward_is_found_before_the_policy_has_moved(seed):
+    """It pays for a style that is less often right, which six of ten rollouts have at first."""
+    chance, batches = random.Random(seed), []
+    for version in range(20):
+        pairs, agreement, in_style = [], [], 0.6 + 0.01 * version
+        for _ in range(16):
+            styles = [chance.random() < in_style for _ in range(SIZE)]
+            rights = [chance.random() < (0.3 if style else 0.7) for style in styles]
+            means, correlated = group_of(styles, rights)
+            pairs.append(means)
+            agreement += correlated
+        batches.append(batch(version, pairs, agreement))
+        if (finding := find_hacking(batches)) is not None:
+            break
+    assert finding is not None
+    assert (0.7 - 0.3) * 0.01 * version < 0.05
+    assert finding.agreement < -0.2
 
 
 @pytest.mark.parametrize("skill", [rising, falling, lambda version: 0.5])
