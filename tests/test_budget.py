@@ -15,7 +15,7 @@ BUDGET = {
     "queues": 6139,
     "weight_sync": 4512,
     "actors": 12753,
-    "learner": 12353,
+    "learner": 12374,
     "deploy": 20176,
     "benchmarks": 7265,
     "examples": 344,
