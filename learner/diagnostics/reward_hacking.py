@@ -64,11 +64,11 @@ class Hacking:
     def __str__(self) -> str:
         """Say what was found, in a sentence."""
         changes = (f"{name} {then:.3g} → {now:.3g}" for name, (then, now) in self.changes.items())
+        agreement = "unknown" if self.agreement is None else f"{self.agreement:.2f}"
         return (
             f"version {self.version}: the reward is hacked. Since version {self.since} it rose by "
             f"{self.reward:.3f} on prompts with a gold reward, and the gold reward by "
-            f"{self.gold:.3f}; their correlation within groups is {self.agreement or 0:.2f}: "
-            f"{', '.join(changes)}"
+            f"{self.gold:.3f}; their correlation within groups is {agreement}: {', '.join(changes)}"
         )
 
 
