@@ -153,6 +153,11 @@ class RewardModels:
                     f"the models of {part} split steps by different texts, {separators}, so that "
                     "their scores cannot be combined; make them kinds of their own"
                 )
+        if config.each_step and all(member.separator is None for member in members):
+            raise InputError(
+                "actors.reward_model.each_step = true, but no reward model scores steps: train one "
+                "from labelled steps, or set each_step = false"
+            )
         self._batches: DynamicBatcher[list[Reading], Verdict] = DynamicBatcher(
             self._compute, size=config.batch_size, wait=config.max_wait_ms / 1000
         )

@@ -33,6 +33,8 @@ Example = tuple[str | Messages, ...]
 LabelledSteps = tuple[str | Messages, tuple[str, ...], tuple[float, ...]]
 """A prompt, steps, and the probability that each is right, an example of its own kind."""
 DATASETS = "datasets:"
+SYSTEM = "system"
+"""Column of the system message, where that is not in the prompt."""
 BEGUN = Message("assistant", "")
 """Message that ends the prompts of some sets, where the reply begins."""
 
@@ -89,7 +91,11 @@ class DemonstrationKind(ExampleKind):
     forms = "prompt and completion, or messages"
 
     def _values(self, row: Mapping[str, Any]) -> Any:
-        return super()._values(row) if row.get(MESSAGES) is None else row[MESSAGES]
+        system, messages = row.get(SYSTEM), row.get(MESSAGES)
+        if messages is not None:
+            return with_system(messages, system)
+        values = super()._values(row)
+        return values and (with_system(values[0], system), values[1])
 
     def _example(self, value: Any) -> Example:
         if isinstance(value, tuple):
@@ -163,18 +169,32 @@ def check_reply(name: str, reply: str | Messages) -> str | Messages:
 
     Raises ValueError for another one, and for empty ones.
     """
-    if not reply:
-        raise ValueError(f"{name} is empty, or has nothing after the prompt")
     messages = () if isinstance(reply, str) else reply
+    if not reply or (isinstance(reply, str) and not reply.strip()):
+        raise ValueError(f"{name} is blank, or has nothing after the prompt")
     roles = [message.role for message in messages]
     if roles and {roles[0], roles[-1]} != {"assistant"}:
         raise ValueError(
             f"{name} has messages of {', '.join(roles)} after the prompt; must begin and end with "
             "the assistant"
         )
-    if BEGUN in messages:
-        raise ValueError(f"{name}: no message of the assistant may be empty")
+    if any(m.role == "assistant" and not m.content.strip() for m in messages):
+        raise ValueError(f"{name}: no message of the assistant may be blank")
     return reply
+
+
+def with_system(prompt: Any, system: Any) -> Any:
+    """Return a prompt, a text or messages of a table, after the system message of its own column.
+
+    Messages that have one themselves stay as they are, and so does anything else.
+    """
+    if not isinstance(system, str) or not system.strip():
+        return prompt
+    messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
+    if not isinstance(messages, list) or not all(isinstance(m, Mapping) for m in messages):
+        return prompt
+    has_one = any(message.get("role") == "system" for message in messages)
+    return prompt if has_one else [{"role": "system", "content": system}, *messages]
 
 
 def load_examples(

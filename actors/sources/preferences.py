@@ -10,7 +10,15 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from actors.environments.protocol import Message
-from actors.sources.examples import BEGUN, Example, ExampleKind, Messages, check_reply
+from actors.sources.examples import (
+    BEGUN,
+    SYSTEM,
+    Example,
+    ExampleKind,
+    Messages,
+    check_reply,
+    with_system,
+)
 from actors.sources.public_formats import PROMPTS
 from actors.sources.rows import text_or_messages
 from headway.user_code import shown
@@ -31,11 +39,13 @@ class PreferenceKind(ExampleKind):
     forms = "prompt, chosen and rejected; or chosen and rejected; or prompt, completion and label"
 
     def _values(self, row: Mapping[str, Any]) -> Any:
-        names = (*self.fields, "system", "completion", "label")
-        prompt, chosen, rejected, system, completion, label = map(row.get, names)
-        texts = (prompt, system, chosen if completion is None else completion)
-        if system and all(isinstance(text, str) for text in texts):
-            prompt = [{"role": "system", "content": system}, {"role": "user", "content": prompt}]
+        names = (*self.fields, "completion", "label")
+        prompt, chosen, rejected, completion, label = map(row.get, names)
+        if any(map(_is_whole, (chosen, rejected, completion))):
+            sides = chosen, rejected, completion
+            chosen, rejected, completion = (with_system(side, row.get(SYSTEM)) for side in sides)
+        else:
+            prompt = with_system(prompt, row.get(SYSTEM))
         if completion is not None and label is not None:
             desirable = LABELS.get(str(label).strip().lower())
             if desirable is None:
@@ -80,6 +90,12 @@ def judged_completions(pairs: Iterable[Example]) -> Iterator[Example]:
     """Yield the sides of pairs alone, each as a pair whose other side is empty."""
     for prompt, chosen, rejected in pairs:
         yield from ((prompt, *sides) for sides in ((chosen, ""), ("", rejected)) if any(sides))
+
+
+def _is_whole(side: Any) -> bool:
+    """Return True for messages that the prompt's own ones begin."""
+    first = side[0] if isinstance(side, list) and side else None
+    return isinstance(first, Mapping) and first.get("role") != "assistant"
 
 
 def _parsed(name: str, value: Any) -> str | Messages:

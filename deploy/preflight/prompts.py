@@ -100,6 +100,7 @@ def open_prompts(
         first = source.next(prompts.groups_per_batch)
         source.restore(beginning)
         of_parts = drawn.one_of_each() if isinstance(drawn, Mixture) else []
+        _check_teachers(config, [*of_parts, *first])
         if begun and (cursor := stored_cursor(begun)) is not None:
             go_on(source, cursor, on_change=prompts.on_change)
     return OpenedPrompts(
@@ -111,6 +112,20 @@ def open_prompts(
         sets=sets,
         rows=drawn.table() if isinstance(drawn, TableSource) else (),
     )
+
+
+def _check_teachers(config: RunConfig, prompts: Sequence[Prompt]) -> None:
+    """Refuse a teacher of prompts that the source does not have."""
+    ids = [prompt.prompt_id for prompt in prompts]
+    distillation = config.learner.distillation
+    for teacher in distillation.teachers if distillation else ():
+        for beginning in teacher.prompts:
+            if not any(prompt_id.startswith(beginning) for prompt_id in ids):
+                raise InputError(
+                    f"learner.distillation.teachers: {teacher.path!r} teaches the prompts whose "
+                    f"ids begin with {beginning!r}, and no id does; ids are such as "
+                    f"{', '.join(map(repr, ids[:3]))}"
+                )
 
 
 def load_heldout(config: RunConfig) -> tuple[list[PlannedEvaluation], list[Prompt]]:

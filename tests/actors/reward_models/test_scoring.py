@@ -235,6 +235,13 @@ def test_models_that_split_steps_otherwise_are_not_combined(process, folders):
         load_reward_models([process[0], folders[0]], RewardModelConfig())
 
 
+def test_rewards_of_steps_need_a_model_that_scores_steps(process, folders):
+    config = RewardModelConfig(each_step=True)
+    assert load_reward_models([process[0]], config)
+    with pytest.raises(InputError, match="each_step = true, but no reward model scores steps"):
+        load_reward_models([folders[0]], config)
+
+
 def test_a_step_with_the_separator_in_it_is_refused(process):
     with pytest.raises(PromptRefused, match=r"'1,2' has the separator ',' within it"):
         member(process[0]).read.steps("1=", ["1,2"], ",")

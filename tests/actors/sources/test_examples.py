@@ -192,6 +192,15 @@ def test_the_prompt_of_an_example_may_be_messages(tmp_path, kind, fields):
     assert next(load(kind, path)) == (READ[:2], *fields.values())
 
 
+@pytest.mark.parametrize(
+    "row", [{"prompt": "u", "completion": "a"}, {"messages": TALK[1:3]}], ids=["prompt", "messages"]
+)
+def test_a_column_of_system_messages_begins_the_prompt(tmp_path, row):
+    path = write_rows(tmp_path / "rows.jsonl", {**row, "system": "s"})
+    prompt, _ = next(demonstrations(path))
+    assert prompt == READ[:2]
+
+
 def test_a_completion_may_be_messages_from_the_assistants_on(tmp_path):
     path = write_rows(tmp_path / "rows.jsonl", {"prompt": TALK[:2], "completion": TALK[2:]})
     assert next(demonstrations(path)) == (READ[:2], READ[2:])
@@ -232,7 +241,7 @@ def test_columns_of_other_names_are_read_by_options(tmp_path, kind, row, options
         (TALK[:2], "messages of system, user must begin with another role than the assistant's"),
         (TALK[2:], "messages of assistant, tool, assistant must begin with another role"),
         (TALK[:4], "and end with the assistant"),
-        ([TALK[1], {"role": "assistant", "content": ""}], "no message of the assistant may be emp"),
+        ([TALK[1], {"role": "assistant", "content": ""}], "no message of the assistant may be bla"),
     ],
 )
 def test_a_conversation_that_cannot_be_learned_is_refused_with_its_line(
@@ -253,7 +262,7 @@ def test_a_conversation_that_cannot_be_learned_is_refused_with_its_line(
         (DEMONSTRATIONS, "{", "rows.jsonl:1: expected an object"),
         (DEMONSTRATIONS, '{"prompt": "a", "completion": "b"}\n{"prompt": "a"}',
          "rows.jsonl:2: expected an object"),
-        (DEMONSTRATIONS, '{"prompt": "a", "completion": ""}', "rows.jsonl:1: completion is empty"),
+        (DEMONSTRATIONS, '{"prompt": "a", "completion": ""}', "rows.jsonl:1: completion is blank"),
         (DEMONSTRATIONS, '{"prompt": 3, "completion": "b"}',
          "rows.jsonl:1: prompt is 3, must be a text or messages"),
         (DEMONSTRATIONS, '{"prompt": "a", "completion": "[{\'role\': \'user\', \'conten"}',
@@ -271,7 +280,7 @@ def test_a_conversation_that_cannot_be_learned_is_refused_with_its_line(
         (PREFERENCES, '{"prompt": "a", "rejected": "b"}', "{'prompt': 'a', 'rejected': 'b'}"),
         (PREFERENCES, '{"prompt": "a", "chosen": "b", "rejected": 3}',
          "rejected is 3, must be a text or messages"),
-        (PREFERENCES, '{"prompt": "a", "chosen": "b", "rejected": ""}', "rejected is empty"),
+        (PREFERENCES, '{"prompt": "a", "chosen": "b", "rejected": ""}', "rejected is blank"),
         (PREFERENCES, '\n{"prompt": "a", "chosen": "b", "rejected": "b"}',
          "rows.jsonl:2: chosen and rejected"),
     ],

@@ -22,6 +22,7 @@ def messages(*turns):
     return tuple(Message(**turn) for turn in turns)
 
 
+SYSTEM = {"role": "system", "content": "Be brief."}
 ASKED, YES, NO = user("Is it?"), said("Yes."), said("No.")
 HH = "\n\nHuman: Is it?\n\nAssistant: What?\n\nHuman: Is it?\n\nAssistant:"
 HH_PROMPT = messages(ASKED, said("What?"), ASKED)
@@ -46,7 +47,6 @@ PAIRS = {
             "chosen": [ASKED, YES],
             "rejected": [ASKED, NO],
             "messages": [ASKED],
-            "system": "Be brief.",
         },
         (messages(ASKED), messages(YES), messages(NO)),
     ),
@@ -75,8 +75,20 @@ PAIRS = {
         (HH_PROMPT, messages(YES), messages(NO)),
     ),
     "a system message in a column of its own (orca_dpo_pairs)": (
-        {"system": "Be brief.", "prompt": "Is it?", "chosen": "Yes.", "rejected": "No."},
-        (messages({"role": "system", "content": "Be brief."}, ASKED), "Yes.", "No."),
+        {"system": SYSTEM["content"], "prompt": "Is it?", "chosen": "Yes.", "rejected": "No."},
+        (messages(SYSTEM, ASKED), "Yes.", "No."),
+    ),
+    "a system message beside a prompt of messages": (
+        {"system": SYSTEM["content"], "prompt": [ASKED], "chosen": [YES], "rejected": [NO]},
+        (messages(SYSTEM, ASKED), messages(YES), messages(NO)),
+    ),
+    "a system message beside whole conversations": (
+        {"system": SYSTEM["content"], "chosen": [ASKED, YES], "rejected": [ASKED, NO]},
+        (messages(SYSTEM, ASKED), messages(YES), messages(NO)),
+    ),
+    "a system message that the prompt has too": (
+        {"system": "x", "prompt": [SYSTEM, ASKED], "chosen": [YES], "rejected": [NO]},
+        (messages(SYSTEM, ASKED), messages(YES), messages(NO)),
     ),
     "an empty system message": (
         {"system": "", "prompt": "Is it?", "chosen": "Yes.", "rejected": "No."},
@@ -122,14 +134,14 @@ def test_every_form_is_read(row, expected):
         (["x", "y", "z"], "expected an object with"),
         ({"prompt": "x", "chosen": "y", "rejected": "y"}, "chosen and rejected are both 'y'"),
         ({"chosen": [ASKED, YES], "rejected": [ASKED, YES]}, "chosen and rejected are both"),
-        ({"prompt": "x", "chosen": "y", "rejected": ""}, "rejected is empty"),
+        ({"prompt": "x", "chosen": "y", "rejected": ""}, "rejected is blank"),
         ({"chosen": "Yes", "rejected": "No"}, "there is no prompt, and chosen and rejected begin"),
         (
             {"question": "1+1=", "chosen": "It is 2", "rejected": "It is 3"},
             'there is no field prompt; set the option prompt_field = "question", if it is',
         ),
         ({"chosen": [YES], "rejected": [NO]}, "there is no prompt"),
-        ({"chosen": [ASKED, YES], "rejected": [ASKED]}, "rejected is empty, or has nothing after"),
+        ({"chosen": [ASKED, YES], "rejected": [ASKED]}, "rejected is blank, or has nothing after"),
         ({"chosen": [ASKED, YES], "rejected": "x"}, "must both be texts, or both messages"),
         (
             {"prompt": [ASKED], "chosen": [ASKED, YES], "rejected": [ASKED, NO]},
@@ -143,7 +155,9 @@ def test_every_form_is_read(row, expected):
             {"chosen": [ASKED, YES, ASKED, YES], "rejected": [ASKED, YES, user("No?"), YES]},
             "chosen has messages of user, assistant after the prompt",
         ),
-        ({"chosen": [ASKED, said("")], "rejected": [ASKED, NO]}, "may be empty"),
+        ({"chosen": [ASKED, said("")], "rejected": [ASKED, NO]}, "may be blank"),
+        ({"chosen": [ASKED, said(" ")], "rejected": [ASKED, NO]}, "may be blank"),
+        ({"prompt": "x", "chosen": "y", "rejected": " \n"}, "rejected is blank"),
         ({"prompt": "x", "chosen": [{"text": "y"}], "rejected": [NO]}, "chosen is .*, must be"),
         (
             {"prompt": "x", "chosen": str([YES]), "rejected": str([NO])},
@@ -156,7 +170,7 @@ def test_every_form_is_read(row, expected):
             "there is no field prompt, must be a text or messages",
         ),
         ({"prompt": "x", "chosen": "y\0", "rejected": "z"}, "a NUL character at 1"),
-        ({"prompt": "x", "completion": "", "label": 0}, "^completion is empty"),
+        ({"prompt": "x", "completion": "", "label": 0}, "^completion is blank"),
         ({"prompt": "x", "completion": [said("")], "label": 1}, "^completion: no message of"),
         ({"prompt": "x", "completion": [ASKED, YES], "label": 1}, "^completion has messages of"),
     ],

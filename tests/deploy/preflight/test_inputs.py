@@ -171,6 +171,21 @@ def test_held_out_problems_of_one_id_are_refused(tmp_path, tiny_model, own):
         opened(tmp_path, tiny_model, *chosen, "heldout.size=3", "heldout.final_size=4")
 
 
+@pytest.mark.parametrize(("beginning", "refused"), [("own/0/", False), ("math:", True)])
+def test_a_teacher_of_prompts_that_the_source_lacks_is_refused(
+    tmp_path, tiny_model, own, beginning, refused
+):
+    own("own_source", OWN_SOURCE)
+    chosen = ["prompts.source=own_source:Source", "prompts.source_options={form='own/0/{}'}"]
+    teacher = f"{{path='{tiny_model}', prompts=['{beginning}']}}"
+    chosen.append(f"learner.distillation={{teachers=[{teacher}]}}")
+    if not refused:
+        opened(tmp_path, tiny_model, *chosen)
+        return
+    with pytest.raises(InputError, match=r"begin with 'math:', and no id does; .* 'own/0/0'"):
+        opened(tmp_path, tiny_model, *chosen)
+
+
 @pytest.mark.parametrize(
     ("form", "cap", "refused"),
     [("own-{}", "0.9", True), ("own-{}", None, False), ("own/0/{}", "0.9", False)],
