@@ -13,7 +13,7 @@ TORCH := $(shell grep '^torch==' $(LOCK))
 UV := uv==0.13.9
 PYTHONS := 3.11 3.12 3.13
 
-.PHONY: help setup setup-gpu demo test test-fast test-heavy test-slow test-gpu test-pythons coverage red-team trl test-trl test-verifiers test-trackers test-s3 test-notebook test-prometheus test-browser real-model test-real-model lint check format bench clean
+.PHONY: help setup setup-gpu demo test test-fast test-heavy test-slow test-gpu test-pythons coverage red-team trl test-trl test-agents test-trackers test-s3 test-notebook test-prometheus test-browser real-model test-real-model lint check format bench clean
 
 help:  ## Show what there is
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 14
@@ -104,9 +104,12 @@ red-team: setup  ## Hostile completions, texts, networks, signals, whole runs, d
 	RED_TEAM_TABLE=$(VENV)/red-team.txt $(PYTEST) -q -m "slow or not slow" tests/red_team
 	@grep -v '^[ {}]' $(VENV)/red-team.txt; cat $(VENV)/red-team.txt.damage
 
-test-verifiers: setup  ## Play environments of the library verifiers, which is installed beside the environment
-	$(BIN)/pip install --quiet --no-deps --upgrade --target .verifiers -r deploy/locks/verifiers.txt
-	PYTHONPATH=$(CURDIR)/.verifiers $(BIN)/python -m pytest -m slow tests/actors/environments/test_verifiers_environment.py
+test-agents: setup  ## Play a taskset of the library verifiers and an agent of a framework, each in an environment of its own
+	test -x .verifiers/bin/python || $(BIN)/python -m venv .verifiers
+	.verifiers/bin/python -m pip install --quiet -r deploy/locks/verifiers.txt
+	test -x .agents/bin/python || $(BIN)/python -m venv .agents
+	.agents/bin/python -m pip install --quiet openai-agents==0.24.0
+	$(BIN)/python -m pytest -m slow tests/actors/programs/test_real_agents.py
 
 test-trackers: setup  ## Figures in TensorBoard, Weights & Biases and MLflow, which are installed beside the environment
 	$(BIN)/pip install --quiet --no-deps --upgrade --target .trackers -r deploy/locks/trackers.txt
@@ -162,4 +165,4 @@ bench: setup  ## Measure what a weight update costs; `headway bench async` measu
 	$(BIN)/headway bench update-pause
 
 clean:  ## Remove the environment and caches, not the runs
-	rm -rf $(VENV) .venv-* .coverage .trl .verifiers .trackers .s3 .notebook .prometheus .chromium .smollm2 .gpu .mypy_cache .pytest_cache .ruff_cache .hypothesis build *.egg-info
+	rm -rf $(VENV) .venv-* .coverage .trl .verifiers .agents .trackers .s3 .notebook .prometheus .chromium .smollm2 .gpu .mypy_cache .pytest_cache .ruff_cache .hypothesis build *.egg-info

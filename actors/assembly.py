@@ -1,17 +1,26 @@
-"""Builds the engine, the rewards and the episode runner of one actor from a recipe."""
+"""Builds the engine, the rewards and the runner of rollouts of one actor from a recipe."""
 
+from functools import partial
 from typing import Any
 
 from actors.config import ActorsConfig
 from actors.engines.model_folder import weight_shapes
 from actors.engines.protocol import EngineSpec, RolloutEngine
 from actors.environments.load_environment import load_environment
+from actors.gateway.server import Gateway
+from actors.gateway.session import Session
+from actors.gateway.template import ChatTemplate
+from actors.programs.agent import Agent
+from actors.programs.load_agent import load_agent
+from actors.programs.runner import AgentRunner
 from actors.rewards.gold import GoldReward
 from actors.rewards.learned import TextScorer
 from actors.rewards.pool import RewardPool
 from actors.rewards.rewards import Rewards, load_rewards
 from actors.rollout.chat_rendering import renderer_for
 from actors.rollout.episode import EpisodeRunner
+from actors.rollout.runner import RolloutRunner, sampling_of
+from actors.rollout.stops import load_stops
 from headway.errors import InputError
 
 
@@ -46,28 +55,49 @@ def build_rewards(
     return rewards.only(config.reward), rewards.only(heldout), watching
 
 
-def build_episodes(
+def build_runner(
     engine_id: str,
     config: ActorsConfig,
     engine: RolloutEngine,
     tokenizer: Any,
     max_model_len: int,
     rewards: tuple[Rewards, Rewards, GoldReward | None],
-) -> EpisodeRunner:
-    """Build the episode runner of one engine; `rewards` are those that `build_rewards` returns."""
+) -> RolloutRunner:
+    """Build what plays the rollouts of one engine, conversations or those of an agent.
+
+    `rewards` are those that `build_rewards` returns. Raises InputError for an environment that
+    cannot be used.
+    """
     training, heldout, gold = rewards
-    return EpisodeRunner(
-        engine_id=engine_id,
-        engine=engine,
-        renderer=renderer_for(tokenizer, config),
-        config=config,
-        new_environment=load_environment(
-            config.environment, config.environment_options, code_execution=config.code_execution
-        ),
-        rewards=training,
-        heldout_rewards=heldout,
-        gold=gold,
-        max_model_len=max_model_len,
+    shared: dict[str, Any] = {
+        "engine_id": engine_id,
+        "renderer": renderer_for(tokenizer, config),
+        "config": config,
+        "rewards": training,
+        "heldout_rewards": heldout,
+        "gold": gold,
+        "max_model_len": max_model_len,
+    }
+    agent = load_agent(config)
+    if agent is not None:
+        return build_agents(engine, agent, shared)
+    new_environment = load_environment(
+        config.environment, config.environment_options, code_execution=config.code_execution
+    )
+    return EpisodeRunner(engine=engine, new_environment=new_environment, **shared)
+
+
+def build_agents(engine: Any, agent: Agent, shared: dict[str, Any]) -> AgentRunner:
+    """Build the runner of an agent, and the gateway by which it asks the engine."""
+    from actors.gateway.vllm_app import serving_app
+
+    renderer, config = shared["renderer"], shared["config"]
+    sampling = sampling_of(config, load_stops(renderer, config.stop), config.max_new_tokens)
+    return AgentRunner(
+        agent=agent,
+        gateway=Gateway(config.gateway, partial(serving_app, engine, config, sampling)),
+        new_session=partial(Session, ChatTemplate(renderer)),
+        **shared,
     )
 
 

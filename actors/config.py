@@ -136,6 +136,22 @@ class GoldConfig(Section):
     one that is resumed goes on, and is watched from there."""
 
 
+class GatewayConfig(Section):
+    """The gateway, by which agents ask the policy through the APIs of OpenAI and Anthropic."""
+
+    on_resume = SAMPLED
+
+    host: Resumable[str] = "127.0.0.1"
+    """Address that it listens on. "0.0.0.0" lets agents on other machines ask; each needs the key
+    of its session."""
+    tool_parser: str | None = "auto"
+    """Parser of tool calls in what the policy says, by vLLM's name, such as hermes. `auto` takes
+    that of the chat template, where it is known by it; None leaves tool calls in the text."""
+    reasoning_parser: str | None = None
+    """Parser of what the policy thinks, by vLLM's name, such as deepseek_r1; None leaves it in the
+    text."""
+
+
 class ActorsConfig(Section):
     """Rollout actors: their engines, how they sample, and what scores them."""
 
@@ -154,10 +170,12 @@ class ActorsConfig(Section):
     engine: Literal["vllm", "scripted"] = "vllm"
     """`scripted` needs no model and learns nothing: it is for tests and for load."""
     environment: Annotated[str, AfterValidator(ENVIRONMENTS.check)] = "single_turn"
-    """`single_turn`, `tools`, `verifiers:ID` of an environment of that library, or the dotted path
-    "module:Class" of one of yours."""
+    """`single_turn`, `tools`, or the dotted path "module:Class" of a conversation of yours; or an
+    agent, which asks the policy through the gateway: `program:COMMAND`, "module:function",
+    `remote` for those on other machines, or `verifiers:ID` of a taskset of that library."""
     environment_options: dict[str, Any] = Field(default={})
-    """Keyword arguments of the environment; of `tools` those of `ToolOptions`."""
+    """Keyword arguments of the environment; of `tools` those of `ToolOptions`, of a program those
+    of `ProgramOptions`, such as python, the interpreter of its libraries, and memory_gib."""
     environment_timeout_seconds: Resumable[float] = Field(default=300.0, gt=0)
     """Deadline of each answer of the environment; past it the rollout fails."""
     max_turns: int = Field(default=32, ge=1)
@@ -280,6 +298,8 @@ class ActorsConfig(Section):
     """Settings of the reward `reward_model`."""
     gold: GoldConfig | None = None
     """A gold reward; None watches no reward."""
+    gateway: GatewayConfig = GatewayConfig()
+    """The gateway, for agents that are programs."""
 
     @field_validator("top_k")
     @classmethod

@@ -1,6 +1,7 @@
 """Metrics of one rollout actor: its statistics, and some of vLLM's own metrics."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 from prometheus_client import REGISTRY
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -48,3 +49,26 @@ class ActorMetrics(Collector):
         ):
             family = CounterMetricFamily(f"headway_{name}", text, labels=[label])
             yield labelled(family, values[key])
+        yield from self._of_agents(values["agents"])
+
+    def _of_agents(self, values: Mapping[str, Any]) -> Iterator[Metric]:
+        """Yield the time of environments and the counters of agents' sessions."""
+        text = "Sessions of agents that are open now."
+        yield GaugeMetricFamily("headway_agent_sessions", text, values["sessions"])
+        seconds = dict(values["seconds"])
+        for name, text, count in (
+            ("agent_turns", "Answers of the policy to agents.", values["turns"]),
+            ("agent_segments", "Turns that began a further segment.", values["segments"]),
+            (
+                "environment_seconds",
+                "Seconds that in-process environments took to answer, tools included.",
+                seconds.pop("environment"),
+            ),
+        ):
+            yield CounterMetricFamily(f"headway_{name}", text, count)
+        for name, label, text, counts in (
+            ("tokens_left_out", "reason", "Sampled tokens that do not train.", values["left_out"]),
+            ("seconds", "waiting_for", "Seconds of sessions, by who was waited for.", seconds),
+        ):
+            family = CounterMetricFamily(f"headway_agent_{name}", text, labels=[label])
+            yield labelled(family, counts)

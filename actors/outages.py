@@ -231,6 +231,23 @@ async def timeout(seconds: float, outages: Outages | None = None) -> AsyncIterat
             _asking.reset(token)
 
 
+async def untimed(pending: Awaitable[T]) -> T:
+    """Return what is awaited, such as a write; its time counts against no deadline of a rollout."""
+    now = asyncio.get_running_loop().time
+    left = [
+        (deadline, when - now())
+        for deadline in _asking.get(NOBODY).deadlines
+        if (when := deadline.when()) is not None and not deadline.expired()
+    ]
+    for deadline, _ in left:
+        deadline.reschedule(None)
+    try:
+        return await pending
+    finally:
+        for deadline, seconds in left:
+            deadline.reschedule(now() + seconds)
+
+
 async def ask(who: str, call: Callable[[], Awaitable[T]], failed: type[RolloutFailed]) -> T:
     """Return the answer of a call, which is repeated while it raises ServiceAway.
 

@@ -1,6 +1,6 @@
 """A rollout actor as a Ray actor: builds the parts of one engine and runs them.
 
-    broadcaster ─▶ Receiver ─▶ engine ◀─ EpisodeRunner ◀─ RolloutWorker ◀─▶ broker
+    broadcaster ─▶ Receiver ─▶ engine ◀─ RolloutRunner ◀─ RolloutWorker ◀─▶ broker
                       └────────── on_version ──────────────▶┘
 
 Ray never restarts the actor by itself: it would come back without weights and without the calls
@@ -15,7 +15,7 @@ from typing import Any, Never
 
 import ray
 
-from actors.assembly import build_engine, build_episodes, build_rewards, make_pool
+from actors.assembly import build_engine, build_rewards, build_runner, make_pool
 from actors.engines.model_folder import context_length, load_tokenizer
 from actors.engines.prober import Prober
 from actors.engines.protocol import EngineSpec, RolloutEngine
@@ -23,6 +23,7 @@ from actors.errors import root_error
 from actors.rewards.learned import TextScorer
 from actors.rollout.actor_statistics import ActorStatistics
 from actors.rollout.rollout_worker import RolloutWorker
+from actors.rollout.runner import RolloutRunner
 from headway.errors import HeadwayError
 from headway.metrics import MetricsAccess
 from headway.output_limits import keep_logs_small
@@ -81,6 +82,7 @@ class ActorParts:
     """The parts of an actor once it is built."""
 
     engine: RolloutEngine
+    runner: RolloutRunner
     worker: RolloutWorker
     receiver: Receiver | DirectReceiver
 
@@ -130,6 +132,11 @@ class RolloutActor:
             self._statistics.metrics = serve_metrics(collectors, access)
         parts = await asyncio.to_thread(self._build)
         await parts.engine.start()
+        try:
+            await parts.runner.start()
+        except BaseException:
+            await parts.engine.close()
+            raise
         gc.collect()
         gc.freeze()  # collecting what was loaded again would take most of a second
         self.parts = parts
@@ -155,6 +162,7 @@ class RolloutActor:
         finally:
             parts.receiver.close()
             self._pool.close()
+            await parts.runner.close()
             await parts.engine.close()
 
     async def update(self, step: Callable[..., Awaitable[Any]], *arguments: Any) -> Any:
@@ -196,23 +204,29 @@ class RolloutActor:
         tokenizer = load_tokenizer(spec.model_path)
         max_model_len = config.max_model_len or context_length(spec.model_path)
         engine = build_engine(spec, tokenizer, max_model_len)
-        episodes = build_episodes(
+        runner = build_runner(
             self._statistics.engine_id, config, engine, tokenizer, max_model_len, rewards
         )
-        self._statistics.outages = episodes.outages
+        runner.work, runner.statistics = spec.broker, self._statistics.agents
+        self._statistics.outages = runner.outages
+
+        async def interrupt() -> None:
+            await engine.interrupt()
+            runner.interrupt()
+
         worker = RolloutWorker(
             self._statistics,
             spec.broker,
-            episodes.run,
-            interrupt=engine.interrupt,
-            score_group=episodes.score_group,
+            runner.run,
+            interrupt=interrupt,
+            score_group=runner.score_group,
             max_concurrent_rollouts=config.max_concurrent_rollouts,
             largest_group=rollouts_at_once(spec.group_size, config.greedy_baseline),
             heartbeat_seconds=spec.heartbeat_seconds,
             purpose=spec.purpose,
             pinned_seconds=spec.pinned_seconds,
         )
-        return ActorParts(engine, worker, self._receiver(engine, worker))
+        return ActorParts(engine, runner, worker, self._receiver(engine, worker))
 
     def _receiver(self, engine: Any, worker: RolloutWorker) -> Receiver | DirectReceiver:
         config, broadcaster = self._spec.weight_sync, self._spec.broadcaster

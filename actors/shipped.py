@@ -20,6 +20,15 @@ class SourceTraits:
 
 
 @dataclass(frozen=True, slots=True)
+class EnvironmentTraits:
+    """Properties of an environment."""
+
+    agent: bool = False
+    """It asks the policy through the gateway; its function returns an `Agent`. User code that is a
+    function, and no class, is an agent too."""
+
+
+@dataclass(frozen=True, slots=True)
 class RewardTraits:
     """Properties of a reward."""
 
@@ -54,13 +63,16 @@ SOURCES = Registry(
     Entry("verifiers:ID", "actors.sources.verifiers_source:verifiers_source", SourceTraits()),
 )
 
+_PLAIN, _AGENT = EnvironmentTraits(), EnvironmentTraits(agent=True)
 ENVIRONMENTS = Registry(
     "environment",
     "module:Class",
-    NoneType,
-    Entry("single_turn", "actors.environments.single_turn:SingleTurn"),
-    Entry("tools", "actors.environments.tools:load_tools"),
-    Entry("verifiers:ID", "actors.environments.verifiers_environment:load_conversations"),
+    EnvironmentTraits,
+    Entry("single_turn", "actors.environments.single_turn:SingleTurn", _PLAIN),
+    Entry("tools", "actors.environments.tools:load_tools", _PLAIN),
+    Entry("program:COMMAND", "actors.programs.program:load_program", _AGENT),
+    Entry("remote", "actors.remote.remote_agent:load_remote", _AGENT),
+    Entry("verifiers:ID", "actors.programs.verifiers_taskset:load_taskset", _AGENT),
 )
 """Classes are built with actors.environment_options as keywords; functions load the others."""
 

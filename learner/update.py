@@ -7,6 +7,7 @@ Every rank is given the whole batch and trains its microbatches of it (`microbat
 minimised is `learner.objective.objective`; versions and publishing are `learner.learner`.
 """
 
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import reduce
@@ -102,7 +103,7 @@ class Updater:
         )
         if self._trains_policy(version):
             self.objective.adapt(
-                kl=report.reference_kl, entropy=report.entropy_mean, rollouts=len(batch.lengths)
+                kl=report.reference_kl, entropy=report.entropy_mean, rollouts=len(batch.rewards)
             )
         self._refresh(version + 1)
         return report
@@ -179,7 +180,7 @@ class Updater:
         if self._critic is not None:
             columns |= self._score(batch, values, self._of_critic)
         if "values_after" in columns:
-            ends = batch.starts + torch.tensor(batch.lengths) - 1
+            ends = torch.bincount(batch.tokens.sequence_ids).cumsum(0) - 1
             batch = replace(batch, end_values=columns.pop("values_after")[ends])
         return batch.with_columns(**columns) if columns else batch
 
@@ -191,7 +192,7 @@ class Updater:
         shares = torch.tensor([config.shares(group.prompt_id) for group in groups])
         scores = []
         for number, teacher in enumerate(self._teachers):
-            taught = [i for i in batch.trainable if shares[batch.group_of_rollout[i], number] > 0]
+            taught = [i for i in batch.trainable if shares[batch.group_of_path[i], number] > 0]
             scores.append(self._score(batch, teacher.columns, teacher.scores, taught, teacher.told))
         columns = {name: torch.stack([s[name] for s in scores], dim=1) for name in scores[0]}
         if "teacher_words" in columns:
@@ -216,17 +217,17 @@ class Updater:
         batch: TrainBatch,
         names: Sequence[str],
         model: Callable[[Tensor, Tensor, Tensor], Tensor],
-        rollouts: Sequence[int] | None = None,
+        paths: Sequence[int] | None = None,
         *shape: int,
     ) -> dict[str, Tensor]:
         """Return the scores of one model by name, [N, *shape] float32 each.
 
         Each rank computes its microbatches. Log-probabilities are 0 for tokens not sampled, and
-        everything is for rollouts that are not needed; None: the objective says which ones are.
+        everything is for `paths` that are not needed; None: the objective says which ones are.
         """
-        if rollouts is None:
-            rollouts = batch.generated if self.objective.credits_tokens else batch.trainable
-        mine = self._plan(batch, rollouts)[self._engine.rank]
+        if paths is None:
+            paths = batch.generated if self.objective.credits_tokens else batch.trainable
+        mine = self._plan(batch, paths)[self._engine.rank]
         device = self._engine.device
         scores = torch.zeros(len(names), len(batch.tokens.token_ids), *shape, device=device)
         for members, micro in zip(mine, batch.microbatches(mine, device), strict=True):
@@ -235,18 +236,24 @@ class Updater:
                 scores[:, batch.positions(members)] = output.float()
         return dict(zip(names, self._engine.sum_over_ranks(scores).cpu(), strict=True))
 
-    def _plan(self, batch: Sequences, rollouts: Sequence[int]) -> list[Indices]:
-        """Plan the microbatches of some rollouts, with whole groups where the loss needs them."""
-        units = [[i] for i in rollouts]
-        if self.objective.unit == "group":
-            units = batch.by_group(rollouts)
-        lengths = [sum(batch.lengths[i] for i in unit) for unit in units]
-        plan = plan_microbatches(lengths, self._engine.ranks, self.config.microbatch_tokens)
+    def _plan(self, batch: Sequences, paths: Sequence[int]) -> list[Indices]:
+        """Plan the microbatches of some paths, with whole rollouts or groups where need be.
 
-        def rollouts_of(members: Sequence[int]) -> list[int]:
-            return [rollout for unit in members for rollout in units[unit]]
-
-        return [[rollouts_of(members) for members in share] for share in plan]
+        A rollout is always on one rank, which measures its ratio.
+        """
+        rollouts, groups = batch.rollout_of_path, batch.group_of_path
+        whole = {"token": range(len(rollouts)), "sequence": rollouts, "group": groups}
+        units: defaultdict[int, list[int]] = defaultdict(list)
+        for path in paths:
+            units[whole[self.objective.unit][path]].append(path)
+        members = [*units.values()]
+        plan = plan_microbatches(
+            [sum(batch.lengths[path] for path in unit) for unit in members],
+            self._engine.ranks,
+            self.config.microbatch_tokens,
+            [rollouts[unit[0]] for unit in members],
+        )
+        return [[[path for i in of for path in members[i]] for of in share] for share in plan]
 
     def _critic_pass(self, critic: Trainable, micro: Microbatch, *, train: bool) -> CriticSums:
         with torch.set_grad_enabled(train):

@@ -110,6 +110,35 @@ class WorkQueue(Protocol):
         Raises SchemaError if the payload breaks the schema or has no sampled token.
         """
 
+    async def note(
+        self,
+        engine_id: str,
+        group_id: str,
+        attempt: int,
+        sample_index: int,
+        name: str,
+        payload: bytes,
+        oldest_version: int | None,
+    ) -> bytes:
+        """Keep a note about one rollout of a leased group, durable before the answer.
+
+        The first note of a name stays, and is returned. The next leases of the group carry its
+        notes and what was saved, unless those are too old for it to be trained in time: then all
+        are deleted, as they are with the result. A second failed attempt deletes the notes too: it
+        went on from them. Keeps nothing, and returns the payload, if the caller does not hold the
+        lease or the group is of an evaluation.
+
+        Args:
+            engine_id: The holder of the lease.
+            group_id: The leased group.
+            attempt: That of the lease.
+            sample_index: The rollout.
+            name: "turn/3" for a turn of `queues.turns`, "call/3/0" for the result of a tool call.
+            payload: The note.
+            oldest_version: That of the sampled tokens in it, which counts as those of saved tokens
+                do; None without any. Notes without it are kept only beside one that has it.
+        """
+
     async def fail(
         self, engine_id: str, group_id: str, attempt: int, *, reason: str, error: str
     ) -> None:

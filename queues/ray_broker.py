@@ -194,6 +194,7 @@ class BrokerClient(RayService):
     serving = remote(Broker.serving)
     lease = remote(Broker.lease, wait=lambda engine_id, capacity, timeout, purpose=None: timeout)
     save = remote(Broker.save)
+    note = remote(Broker.note)
     fail = remote(Broker.fail)
     release = remote(Broker.release)
 

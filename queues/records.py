@@ -74,6 +74,8 @@ class Lease:
     """Sample one more rollout, greedily, which is scored as a baseline and not put."""
     saved: bytes | None = None
     """Saved tokens of earlier attempts, to be continued (`WorkQueue.save`)."""
+    notes: Mapping[tuple[int, str], bytes] = field(default_factory=dict)
+    """Notes of earlier attempts by sample index and name (`WorkQueue.note`)."""
 
     @property
     def capacity(self) -> int:
@@ -92,6 +94,39 @@ class TurnReward(NamedTuple):
     end: int
     """Index in `Rollout.token_ids` of the last token of the turn or step."""
     reward: float
+
+
+class Segment(NamedTuple):
+    """Tokens of a rollout that follow another history than those before them in its row.
+
+    They are `Rollout.token_ids[start:]` up to the next segment, and follow the first `prefix`
+    tokens of the path of segment `parent`: its own tokens after those that they follow themselves.
+    """
+
+    start: int
+    parent: int
+    prefix: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Turn:
+    """One answer of the policy in a rollout of several, as it was saved when it was complete."""
+
+    number: int
+    """From 0 within its rollout."""
+    parent: int
+    """Turn whose path, its prompt and its answer, the prompt begins with; −1 for none."""
+    shared: int
+    """Tokens of that path that the prompt begins with."""
+    injected: Sequence[int]
+    """The rest of the prompt."""
+    token_ids: Sequence[int]
+    """Sampled, as the next two lists."""
+    behavior_logprobs: Sequence[float]
+    versions: Sequence[int]
+    finish_reason: FinishReason
+    cache_salt: str
+    """Salt of the request (`RolloutEngine.generate`)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,6 +156,12 @@ class Rollout:
     """Parts of the reward that were given for turns or steps; a turn without one is not listed."""
     baseline_reward: float | None = None
     """Reward of the group's greedy rollout; None without one."""
+    segments: Sequence[Segment] = ()
+    """Segments after the first, which begins with the prompt, in the order of their starts. Each
+    has the rollout's reward; a token trains in the segment that it belongs to, and is context in
+    those that follow it."""
+    left_out: Mapping[str, int] = field(default_factory=dict)
+    """Sampled tokens that are in no segment, by reason."""
 
     @property
     def task_reward(self) -> float:

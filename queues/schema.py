@@ -4,7 +4,7 @@
 """
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, BinaryIO
 
@@ -16,6 +16,7 @@ from queues.errors import SchemaError
 from queues.records import SHAPING, FinishReason, Payload, Rollout, RolloutGroup, Summary
 from queues.schema_checks import (
     GROUP_COLUMNS,
+    OPTIONAL_FIELDS,
     TOKEN_COLUMNS,
     check_values,
     flat,
@@ -23,7 +24,7 @@ from queues.schema_checks import (
     optional_fields,
 )
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 VERSION_KEY = b"headway.schema_version"
 SMALL_BYTES = 2**17
 """Payloads up to this size, in bytes, are checked together."""
@@ -59,18 +60,27 @@ SCHEMA = pa.schema(
 
 def encode(group: RolloutGroup) -> bytes:
     """Encode a group as an Arrow IPC stream; SchemaError names the field that breaks the schema."""
-    rows = [_row(group, rollout) for rollout in group.rollouts]
+    batch = record_batch(SCHEMA, [_row(group, rollout) for rollout in group.rollouts])
+    _validate_whole(batch)
+    check_values(batch, [batch.num_rows])
+    return stream_of(batch)
+
+
+def record_batch(schema: pa.Schema, rows: Sequence[Mapping[str, Any]]) -> pa.RecordBatch:
+    """Return rows as Arrow; SchemaError names a field that is not of its type."""
     columns = []
-    for field in SCHEMA:
+    for field in schema:
         try:
             columns.append(pa.array([row[field.name] for row in rows], type=field.type))
         except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
             raise SchemaError(f"{field.name}: not {field.type}: {error}") from error
-    batch = pa.RecordBatch.from_arrays(columns, schema=SCHEMA)
-    _validate_whole(batch)
-    check_values(batch, [batch.num_rows])
+    return pa.RecordBatch.from_arrays(columns, schema=schema)
+
+
+def stream_of(batch: pa.RecordBatch) -> bytes:
+    """Return a record batch as an IPC stream."""
     sink = pa.BufferOutputStream()
-    with pa.ipc.new_stream(sink, SCHEMA) as writer:
+    with pa.ipc.new_stream(sink, batch.schema) as writer:
         writer.write_batch(batch)
     return bytes(sink.getvalue())
 
@@ -234,10 +244,12 @@ def _row(group: RolloutGroup, rollout: Rollout) -> dict[str, Any]:
             raise SchemaError(f"{name}: {values[name]} has no time zone, must be in UTC")
     values["finish_reason"] = str(rollout.finish_reason)
     values["reward_parts"] = dict(rollout.reward_parts)
-    turns, baseline = rollout.turn_rewards or None, rollout.baseline_reward
-    optional = {"turn_rewards": turns, "baseline_reward": baseline}  # see `optional_fields`
+    optional = {name: getattr(rollout, name) for name in OPTIONAL_FIELDS}
+    optional["left_out"] = dict(rollout.left_out)
     try:
-        values["metadata"] = json.dumps({k: x for k, x in optional.items() if x is not None})
+        values["metadata"] = json.dumps(
+            {name: x for name, x in optional.items() if x not in (None, (), [], {})}
+        )
     except (TypeError, ValueError) as error:
         raise SchemaError(f"metadata: not JSON: {error}") from error
     return values

@@ -11,7 +11,8 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from queues.errors import SchemaError
-from queues.records import FinishReason, TurnReward
+from queues.records import FinishReason, Segment, TurnReward
+from queues.segments import are_segments
 
 GROUP_COLUMNS = ("group_id", "prompt_id", "attempt")
 """Columns with one value in all rows of a group."""
@@ -19,10 +20,17 @@ TOKEN_COLUMNS = ("loss_mask", "behavior_logprobs", "versions")
 """Columns with an entry for each of `token_ids`."""
 LOGPROB_TOLERANCE = 1e-4
 """Log-probabilities may exceed 0 by this much: engines round."""
+OPTIONAL_FIELDS = ("turn_rewards", "baseline_reward", "segments", "left_out")
+"""Fields of a rollout in the JSON of its metadata, where they hold something."""
 _METADATA_RULE = (
     "must be a JSON object with nothing but turn_rewards, a list of [index of the turn's last "
-    "token, finite reward], and baseline_reward, a finite number"
+    "token, finite reward], baseline_reward, a finite number, segments and left_out"
 )
+_SEGMENTS_RULE = (
+    "must be a list of [start, parent, prefix]: ascending starts from the end of the prompt on, an "
+    "earlier segment, and at most the length of its path; 0 only where the start is not sampled"
+)
+_LEFT_OUT_RULE = "must be numbers of tokens by reason, integers from 0"
 _LATEST = int(datetime(9999, 12, 31, tzinfo=UTC).timestamp()) * 10**6
 """In microseconds; Python's datetime ends there."""
 
@@ -97,31 +105,50 @@ def _check_rows(batch: pa.RecordBatch) -> None:
     _require(batch, "created_at", created >= 0, "must not be before 1970")
     _require(batch, "finished_at", finished >= created, "must not be before created_at")
     _require(batch, "finished_at", finished <= _LATEST, "must not be after 9999")
-    texts = batch.column("metadata").to_pylist()
-    valid = [*map(_is_metadata, texts, lengths_of(batch, "token_ids").tolist())]
-    _require(batch, "metadata", valid, _METADATA_RULE)
+    _check_metadata(batch)
+
+
+def _check_metadata(batch: pa.RecordBatch) -> None:
+    masks = np.split(flat(batch, "loss_mask"), np.cumsum(lengths_of(batch, "loss_mask"))[:-1])
+    columns = (batch.column(name).to_pylist() for name in ("metadata", "prompt_length"))
+    for row, (metadata, prompt, mask) in enumerate(zip(*columns, masks, strict=True)):
+        if broken := _broken_field(metadata, prompt, mask):
+            raise SchemaError(f"{broken[0]}: row {row} is {metadata[:80]}, {broken[1]}")
 
 
 def optional_fields(metadata: str) -> dict[str, Any]:
     """Return the fields of a rollout in the JSON of its metadata; ValueError or TypeError."""
     fields = json.loads(metadata)
-    if not isinstance(fields, dict) or fields.keys() - {"turn_rewards", "baseline_reward"}:
+    if not isinstance(fields, dict) or fields.keys() - {*OPTIONAL_FIELDS}:
         raise ValueError("not the optional fields of a rollout")
-    if "turn_rewards" in fields:
-        fields["turn_rewards"] = tuple(TurnReward(*turn) for turn in fields["turn_rewards"])
+    for name, kind in (("turn_rewards", TurnReward), ("segments", Segment)):
+        if name in fields:
+            fields[name] = tuple(kind(*entry) for entry in fields[name])
     return fields
 
 
-def _is_metadata(metadata: str, length: int) -> bool:
-    """Return True if this can be the metadata of a rollout of `length` tokens."""
+def _broken_field(
+    metadata: str, prompt_length: int, loss_mask: npt.NDArray[np.bool_]
+) -> tuple[str, str] | None:
+    """Return the name and the rule of a field that breaks it; None for valid metadata."""
+    name, rule = "metadata", _METADATA_RULE
     try:
         fields = optional_fields(metadata)
         turns = fields.get("turn_rewards", ())
         rewards = [turn.reward for turn in turns] + [fields.get("baseline_reward", 0.0)]
-        inside = all(isinstance(turn.end, int) and 0 <= turn.end < length for turn in turns)
-        return inside and all(map(math.isfinite, rewards))
-    except (ValueError, TypeError, OverflowError, RecursionError):
-        return False
+        ends = [turn.end for turn in turns]
+        inside = all(isinstance(end, int) and 0 <= end < len(loss_mask) for end in ends)
+        if not inside or not all(map(math.isfinite, rewards)):
+            return name, rule
+        name, rule = "segments", _SEGMENTS_RULE
+        if not are_segments(fields.get("segments", ()), prompt_length, loss_mask):
+            return name, rule
+        name, rule = "left_out", _LEFT_OUT_RULE
+        counts = fields.get("left_out", {}).values()
+        valid = all(type(count) is int and count >= 0 for count in counts)
+    except (ValueError, TypeError, AttributeError, OverflowError, RecursionError):
+        return name, rule
+    return None if valid else (name, rule)
 
 
 def _require(batch: pa.RecordBatch, name: str, valid: npt.ArrayLike, rule: str) -> None:

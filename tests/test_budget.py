@@ -12,13 +12,13 @@ import pytest
 ROOT = Path(__file__).parent.parent
 BUDGET = {
     "headway": 1971,
-    "queues": 6139,
+    "queues": 6502,
     "weight_sync": 4512,
-    "actors": 12753,
-    "learner": 12374,
-    "deploy": 20176,
-    "benchmarks": 7265,
-    "examples": 344,
+    "actors": 16528,
+    "learner": 12469,
+    "deploy": 20784,
+    "benchmarks": 8088,
+    "examples": 393,
 }
 """Most lines of Python of each package."""
 FRAGMENTS = {"Of", "What", "Whether", "That", "Those", "Likewise", "How", "Does"}

@@ -24,13 +24,14 @@ ALLOWED = {
 HEAVY = {
     "vllm": [
         "actors/engines/vllm*.py",
+        "actors/gateway/vllm_app.py",
         "weight_sync/vllm/*.py",
         "weight_sync/direct/vllm_sender.py",
     ],
     "deepspeed": ["learner/engine/deepspeed.py"],
     "peft": ["learner/model/lora.py"],
     "ray": ["ray_*.py", "deploy/*.py", "deploy/*/*.py"],
-    "pyarrow": ["queues/schema*.py", "actors/sources/*.py", "deploy/api/*.py"],
+    "pyarrow": ["queues/schema*.py", "queues/turns.py", "actors/sources/*.py", "deploy/api/*.py"],
     "prometheus_client": [
         "metrics.py",
         "deploy/driver/run_metrics.py",
@@ -45,8 +46,8 @@ ORDER = {
         "registry options roles ray_process ray_service"
     ),
     "queues": (
-        "errors records policy config state storage schema_checks schema protocols readers broker "
-        "ray_broker"
+        "errors records policy config state storage segments schema_checks schema turns protocols "
+        "readers broker ray_broker"
     ),
     "weight_sync": (
         "errors open_files adapter base_model manifest probe announcements progress "
@@ -59,8 +60,8 @@ ORDER = {
     ),
     "actors": (
         "errors bounded_http outages foreign_text shipped vllm_options config engines "
-        "sandbox environments rewards rollout reward_models sources metrics assembly ray_actor "
-        "ray_reward_model"
+        "sandbox environments rewards rollout gateway programs remote reward_models sources "
+        "metrics assembly ray_actor ray_reward_model"
     ),
     "deploy": (
         "starter errors runtime config storage observability report planner preflight "

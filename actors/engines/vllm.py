@@ -8,17 +8,16 @@ were sampled from, and vLLM stamps the version on every token.
 import asyncio
 import itertools
 import logging
-from collections.abc import Coroutine, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import AsyncGenerator, Coroutine, Iterator, Sequence
+from contextlib import aclosing, contextmanager
 from typing import Any, TypeVar
 
 from actors.engines.model_folder import published_shapes
 from actors.engines.protocol import EngineSpec, Generation, SamplingParameters
 from actors.engines.vllm_arguments import engine_arguments
 from actors.engines.vllm_output import captured, died, log_to, start_error, typed_errors
+from actors.engines.vllm_sampled import Sampled
 from actors.errors import EngineDied, EngineStale
-from headway.errors import HeadwayError
-from queues.records import FinishReason
 from weight_sync.errors import LoadFailed
 from weight_sync.manifest import Signature
 from weight_sync.probe import Scores, Sequences
@@ -35,11 +34,6 @@ T = TypeVar("T")
 
 SHUTDOWN_SECONDS = 20.0
 """Time that vLLM's processes have to end by themselves before they are killed."""
-FINISH_REASONS = {
-    "stop": FinishReason.STOP,
-    "length": FinishReason.LENGTH,
-    "abort": FinishReason.ABORTED,
-}
 
 
 class VllmEngine:
@@ -104,7 +98,9 @@ class VllmEngine:
                 label = -1 if self._version is None else self._version
                 await self._engine.update_weight_version(str(label))
                 sampling = SamplingParameters(temperature=1.0, max_new_tokens=WARM_UP_TOKENS)
-                await self._sample("warm-up", [0], sampling, "warm-up")
+                warm_up = Sampled("warm-up", "warm-up")
+                async for _ in self._requested([0], self.parameters(sampling), warm_up):
+                    pass
         except BaseException:
             await self.close()
             raise
@@ -122,23 +118,46 @@ class VllmEngine:
         *,
         cache_salt: str | None = None,
     ) -> Generation:
+        sampled = Sampled(request_id)
+        parameters = self.parameters(sampling)
+        async with aclosing(self.outputs(prompt_ids, parameters, sampled, cache_salt)) as outputs:
+            async for _ in outputs:
+                pass
+        return sampled.generation()
+
+    async def outputs(
+        self,
+        prompt_ids: Sequence[int],
+        parameters: Any,
+        sampled: Sampled,
+        cache_salt: str | None = None,
+    ) -> AsyncGenerator[Any, None]:
+        """Yield vLLM's outputs of one request with `parameters`, and add them to `sampled`.
+
+        Yields nothing where the engine is interrupted. Nothing is yielded of a request without a
+        token that a pause took back, before it is admitted again. Closing the generator aborts the
+        request. Raises as `generate`.
+        """
+        request_id = sampled.request_id
         if self._version is None:
             raise EngineStale(f"{request_id}: no policy version has been loaded yet")
         with typed_errors():
-            if cache_salt is not None:
+            recalled = True
+            while recalled:
                 await self._admitted()
-                return await self._sample(request_id, prompt_ids, sampling, cache_salt)
-            while True:
-                await self._admitted()
-                self._unstarted.add(request_id)
-                try:
-                    done = await self._sample(request_id, prompt_ids, sampling, self._salt())
-                    aborted = done.finish_reason is FinishReason.ABORTED
-                    if not (aborted and request_id in self._recalled):
-                        return done
-                finally:
-                    self._unstarted.discard(request_id)
-                    self._recalled.discard(request_id)
+                sampled.cache_salt = self._salt() if cache_salt is None else cache_salt
+                if self._interrupted:
+                    return
+                recalled = False
+                if cache_salt is None:
+                    self._unstarted.add(request_id)
+                async with aclosing(self._requested(prompt_ids, parameters, sampled)) as outputs:
+                    async for output in outputs:
+                        aborted = output.outputs[0].finish_reason == "abort"
+                        recalled = aborted and request_id in self._recalled
+                        if not recalled:
+                            sampled.add(output)
+                            yield output
 
     def _salt(self) -> str:
         """Return the salt of a new rollout, which keeps KV caches of other weights apart."""
@@ -190,63 +209,55 @@ class VllmEngine:
         if self._engine is None:
             raise EngineDied("the engine was closed")
 
-    async def _sample(
-        self, request_id: str, prompt_ids: Sequence[int], sampling: SamplingParameters, salt: str
-    ) -> Generation:
-        """Run one request, which vLLM has before this coroutine first yields."""
-        if self._interrupted:
-            return Generation(
-                token_ids=[], logprobs=[], versions=[], finish_reason=FinishReason.ABORTED,
-                cache_salt=salt,
-            )  # fmt: skip
-        from vllm import SamplingParams
+    async def _requested(
+        self, prompt_ids: Sequence[int], parameters: Any, sampled: Sampled
+    ) -> AsyncGenerator[Any, None]:
+        """Run one request, which vLLM has before this generator first yields."""
         from vllm.inputs import tokens_input
-        from vllm.sampling_params import RequestOutputKind
 
-        stream = self._engine.generate(
-            tokens_input(list(prompt_ids), cache_salt=salt),
-            SamplingParams(
-                temperature=sampling.temperature,
-                top_p=sampling.top_p,
-                top_k=sampling.top_k,
-                seed=sampling.seed,
-                max_tokens=sampling.max_new_tokens,
-                logprobs=0,
-                flat_logprobs=True,
-                stop=list(sampling.stop),
-                stop_token_ids=list(sampling.stop_ids),
-                detokenize=bool(sampling.stop),
-                skip_special_tokens=self._spec.config.skip_special_tokens,
-                output_kind=RequestOutputKind.DELTA,
-                stream_interval=sampling.max_new_tokens,  # the first token, then all others
-            ),
-            request_id,
-        )
-        token_ids: list[int] = []
-        logprobs: list[float] = []
+        prompt = tokens_input(list(prompt_ids), cache_salt=sampled.cache_salt)
+        request_id = sampled.request_id
         self._requests.add(request_id)
         try:
-            async for output in stream:
-                self._unstarted.discard(request_id)
-                completion = output.outputs[0]
-                token_ids += completion.token_ids
-                logprobs += completion.logprobs.logprobs
+            async with aclosing(self._engine.generate(prompt, parameters, request_id)) as outputs:
+                async for output in outputs:
+                    self._unstarted.discard(request_id)
+                    yield output
         finally:
             self._requests.discard(request_id)
-        versions: list[int] = []
-        for span in completion.weight_versions or ():
-            versions += [int(span.version)] * (span.end - span.start)
-        if len(versions) != len(token_ids):
-            raise HeadwayError(
-                f"{request_id}: vLLM stamped {len(versions)} of {len(token_ids)} tokens"
-            )
-        return Generation(
-            token_ids=token_ids,
-            logprobs=logprobs,
-            versions=versions,
-            finish_reason=FINISH_REASONS.get(completion.finish_reason, FinishReason.ERROR),
-            cache_salt=salt,
+            self._unstarted.discard(request_id)
+            self._recalled.discard(request_id)
+
+    def parameters(self, sampling: SamplingParameters, **others: Any) -> Any:
+        """Return vLLM's parameters of a request; `others` are such as change no probability."""
+        from vllm import SamplingParams
+        from vllm.sampling_params import RequestOutputKind
+
+        defaults = {
+            "logprobs": 0,
+            "stop": list(sampling.stop),
+            "detokenize": bool(sampling.stop),
+            "skip_special_tokens": self._spec.config.skip_special_tokens,
+            "output_kind": RequestOutputKind.DELTA,
+            "stream_interval": sampling.max_new_tokens,  # the first token, then all others
+        }
+        return SamplingParams(
+            temperature=sampling.temperature,
+            top_p=sampling.top_p,
+            top_k=sampling.top_k,
+            seed=sampling.seed,
+            max_tokens=sampling.max_new_tokens,
+            flat_logprobs=True,
+            stop_token_ids=list(sampling.stop_ids),
+            **{**defaults, **others},
         )
+
+    @property
+    def client(self) -> Any:
+        """Own client of vLLM for the started engine; raises EngineDied once it is closed."""
+        if self._engine is None:
+            raise EngineDied("the engine was closed")
+        return self._engine
 
     async def interrupt(self) -> None:
         self._interrupted = True

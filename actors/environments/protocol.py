@@ -1,10 +1,14 @@
 """The interface of an environment, the partner of the policy in a conversation."""
 
-from collections.abc import Awaitable, Sequence
-from dataclasses import dataclass
-from typing import Protocol
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Protocol, Self
 
 from queues.records import Prompt
+
+Recall = Callable[[int, Callable[[], Awaitable[Any]]], Awaitable[Any]]
+"""Returns the result of a call, given its index in its message and how to make it: that which is
+recorded, or else what making it returns, a JSON value that is recorded first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -14,6 +18,14 @@ class Message:
     role: str
     """system, user, assistant or tool."""
     content: str
+
+    def fields(self) -> dict[str, Any]:
+        """Return what a chat template is given of it."""
+        return {"role": self.role, "content": self.content}
+
+    def changed(self, change: Callable[[str], str]) -> Self:
+        """Return the message with each of its texts changed."""
+        return replace(self, content=change(self.content))
 
 
 @dataclass(frozen=True, slots=True)

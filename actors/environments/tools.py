@@ -7,7 +7,8 @@ import inspect
 import json
 import os
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import Any, Literal, NamedTuple, Self, cast
@@ -16,13 +17,14 @@ from pydantic import Field, TypeAdapter, ValidationError, model_validator
 from pydantic.json_schema import GenerateJsonSchema
 from pydantic_core import ArgsKwargs
 
-from actors.environments.protocol import Message, Turn
+from actors.environments.protocol import Message, Recall, Turn
 from actors.environments.single_turn import opening
 from actors.environments.tool_calls import Call, Style, Unreadable, find_calls
 from actors.errors import RolloutFailed, ServiceAway, ServiceLost
 from actors.outages import ask, outage
 from actors.sandbox.sandbox import Sandbox, check_code_execution
 from actors.shipped import TOOLS
+from headway.clean_text import without_known_secrets
 from headway.errors import InputError
 from headway.options import parse_options
 from headway.recipe_section import Section
@@ -36,8 +38,12 @@ _CONCURRENT = threading.BoundedSemaphore(2 * (os.cpu_count() or 1))
 class ToolOptions(Section):
     """The keys of actors.environment_options."""
 
-    tools: tuple[str, ...] = Field(default=("calculator",), min_length=1)
-    """`calculator`, `python`, or dotted paths "module:function"."""
+    tools: tuple[str, ...] = ("calculator",)
+    """`calculator`, `python`, or dotted paths "module:function"; none by default where there are
+    servers."""
+    mcp: dict[str, Any] = Field(default={})
+    """Servers of the Model Context Protocol by name, whose tools are the policy's: tables of
+    `actors.environments.mcp_servers.ServerOptions`."""
     style: Style = "json"
     """Format of calls: see `actors.environments.tool_calls`."""
     markers: tuple[str, str] = ("<tool_call>", "</tool_call>")
@@ -58,12 +64,20 @@ class ToolOptions(Section):
     python_folders: tuple[str, ...] = ()
     """Folders of the machine that programs may read and import from."""
 
+    @model_validator(mode="before")
+    @classmethod
+    def _servers_bring_tools(cls, options: Any) -> Any:
+        return {"tools": (), **options} if options.get("mcp") else options
+
     @model_validator(mode="after")
     def _plain_has_one_tool(self) -> Self:
+        if not (self.tools or self.mcp):
+            raise ValueError("tools = [] leaves no tool; name one, or a server in mcp")
         if not all(self.markers):
             raise ValueError(f"markers = {list(self.markers)} must both have a character")
-        if self.style == "plain" and len(self.tools) != 1:
-            raise ValueError(f'style = "plain" names no tool, so there is one, not {self.tools}')
+        if self.style == "plain" and (len(self.tools) != 1 or self.mcp):
+            named = [*self.tools, *self.mcp]
+            raise ValueError(f'style = "plain" names no tool, so there is one, not {named}')
         return self
 
 
@@ -72,9 +86,14 @@ class Tool(NamedTuple):
 
     description: dict[str, Any]
     """As JSON schema."""
-    binding: TypeAdapter[Any]
-    """Reads the arguments of a call, `ArgsKwargs`, by the types of the parameters, and returns the
-    function with them."""
+    bind: Callable[[Any], Callable[[], Any]]
+    """Returns the function with the arguments of a call, a dict or a text; raises ValueError, with
+    a text for the policy, if they are not those of its parameters."""
+
+
+async def made(index: int, call: Callable[[], Awaitable[Any]]) -> Any:
+    """Make a call, where no results are recorded (a `Recall`)."""
+    return await call()
 
 
 class Tools:
@@ -89,6 +108,8 @@ class Tools:
             if name in self._tools:
                 raise InputError(f"actors.environment_options.tools: two are named {name!r}")
             self._tools[name] = tool
+        if self._options.mcp:
+            self._tools |= _of_servers(self._options.mcp, self._tools)
 
     def opening(self, prompt: Prompt) -> list[Message]:
         """Return the messages of a prompt, with a description of the tools where it is wanted."""
@@ -104,11 +125,14 @@ class Tools:
     async def reset(self, prompt: Prompt) -> list[Message]:
         return self.opening(prompt)
 
-    async def step(self, message: Message) -> Turn:
-        """See `Environment.step`; tools are called one after the other, as written."""
+    async def step(self, message: Message, recall: Recall = made) -> Turn:
+        """See `Environment.step`; tools are called one after the other, as written.
+
+        A call whose result is recorded is not made again (`recall`).
+        """
         options = self._options
         calls = find_calls(message.content, options.style, options.markers)
-        replies = [await self._reply(written) for written in calls]
+        replies = [await recall(i, partial(self._reply, call)) for i, call in enumerate(calls)]
         succeeded = bool(replies) and all(success for _, success in replies)
         messages = [Message(options.reply_role, text) for text, _ in replies]
         reward = (options.call_reward if succeeded else 0.0) if options.call_reward else None
@@ -119,11 +143,11 @@ class Tools:
         name = getattr(written, "name", None) or next(iter(self._tools))
         try:
             outcome = await ask(f"tool {name!r}", partial(self._run, written), RolloutFailed)
-            text, succeeded = str(outcome), True
+            text, succeeded = without_known_secrets(str(outcome)), True
         except (InputError, ServiceAway, ServiceLost):
             raise
         except Exception as error:  # noqa: BLE001  (shown to the policy, which may try again)
-            text, succeeded = f"error: {_said(error)}", False
+            text, succeeded = without_known_secrets(f"error: {_said(error)}"), False
             if self._options.error_reply is not None:
                 text = self._options.error_reply
         return text[: self._options.reply_characters], succeeded
@@ -134,14 +158,8 @@ class Tools:
         name = next(iter(self._tools)) if written.name is None else written.name
         if name not in self._tools:
             raise ValueError(f"no tool {name!r}; there are {', '.join(self._tools)}")
-        tool, given = self._tools[name], written.arguments
-        arguments = ArgsKwargs((given,)) if isinstance(given, str) else ArgsKwargs((), given)
-        try:
-            function = tool.binding.validate_python(arguments)
-        except ValidationError as error:
-            known = tool.description["function"]["parameters"]["properties"]
-            raise ValueError(_problem(name, known, error)) from None
-        return await _called(function, given)
+        given = written.arguments
+        return await _called(self._tools[name].bind(given), given)
 
 
 async def _called(function: Callable[[], Any], given: Any) -> Any:
@@ -257,7 +275,42 @@ def _tool(name: str, function: Callable[..., Any]) -> Tool:
         "description": (inspect.getdoc(inner) or "").partition("\n")[0],
         "parameters": schema,
     }
-    return Tool({"type": "function", "function": described}, binding)
+
+    def bound(given: Any) -> Callable[[], Any]:
+        arguments = ArgsKwargs((given,)) if isinstance(given, str) else ArgsKwargs((), given)
+        try:
+            return cast("Callable[[], Any]", binding.validate_python(arguments))
+        except ValidationError as error:
+            raise ValueError(_problem(name, schema["properties"], error)) from None
+
+    return Tool({"type": "function", "function": described}, bound)
+
+
+def _of_servers(servers: Mapping[str, Any], own: Iterable[str]) -> dict[str, Tool]:
+    """Return the tools of MCP servers; the server's name goes before one that is there twice."""
+    from actors.environments.mcp_servers import ServerOptions, mcp_server
+
+    setting, listed = "actors.environment_options.mcp", []
+    for server_name, options in servers.items():
+        if not isinstance(options, Mapping):
+            raise InputError(f"{setting}.{server_name} = {options!r} must be a table")
+        parsed = parse_options(ServerOptions, f"{setting}.{server_name}", options)
+        server = mcp_server(server_name, parsed.model_dump_json())
+        listed += [(server_name, server, tool) for tool in server.tools]
+    names = Counter([*own, *(tool.name for _, _, tool in listed)])
+    tools: dict[str, Tool] = {}
+    for server_name, server, tool in listed:
+        name = f"{server_name}_{tool.name}" if names[tool.name] > 1 else tool.name
+        if name in tools or (name != tool.name and name in names):
+            raise InputError(f"{setting}.{server_name}: two tools are named {name!r}")
+        described = {
+            "name": name,
+            "description": tool.description or "",
+            "parameters": tool.input_schema,
+        }
+        bind = partial(partial, server.call, tool.name)
+        tools[name] = Tool({"type": "function", "function": described}, bind)
+    return tools
 
 
 def _inlined(schema: Any, definitions: Mapping[str, Any]) -> Any:

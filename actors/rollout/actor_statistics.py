@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from actors.outages import Outages
+from actors.rollout.agent_statistics import AgentStatistics, merge_agents
 
 
 class Occupancy:
@@ -75,6 +76,7 @@ class ActorStatistics:
         self.groups: Counter[str] = Counter()
         """Groups by their result."""
         self.occupancy = Occupancy()
+        self.agents = AgentStatistics()
         self.outages: Outages | None = None
         """Services that its rollouts wait for; None while it loads."""
         self.metrics: str | None = None
@@ -92,6 +94,7 @@ class ActorStatistics:
             "tokens_generated": self.tokens,
             "rollouts": self.rollouts,
             "groups": dict(self.groups),
+            "agents": self.agents.statistics(),
             "outages": self.outages.reports() if self.outages else [],
             "running_rollouts": occupancy.running,
             "mean_running_rollouts": occupancy.mean_running,
@@ -125,6 +128,7 @@ def merge(lives: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         "tokens_generated": sum(life["tokens_generated"] for life in lives),
         "rollouts": sum(life["rollouts"] for life in lives),
         "groups": dict(groups),
+        "agents": merge_agents([life["agents"] for life in lives]),
         "mean_running_rollouts": running / serving if serving else None,
         "serving_seconds": serving,
         "idle_seconds": dict(idle),

@@ -4,12 +4,12 @@ Everything takes the ids of a prompt from `Renderer.prompt`, and engines are giv
 tokens are never rendered again: a conversation grows by the ids of new messages.
 """
 
+import copy
 import inspect
 import re
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, Literal
 
 from actors.config import ActorsConfig
@@ -68,6 +68,14 @@ class Renderer:
         self._last: tuple[tuple[Message, ...], list[int]] = ((), [])
         """Prompt and ids of the last call: every rollout of a group renders the same prompt."""
 
+    def with_options(self, options: Mapping[str, Any]) -> "Renderer":
+        """Return a renderer whose chat template is given further options, such as `tools`."""
+        other = copy.copy(self)
+        other._options, other._last = {**self._options, **options}, ((), [])
+        for derived in ("turn_end_ids", "generation_prompt"):
+            other.__dict__.pop(derived, None)
+        return other
+
     def prompt(self, messages: Sequence[Message]) -> list[int]:
         """Return the ids of messages that begin a conversation; raise PromptRefused as `encoded`.
 
@@ -75,7 +83,7 @@ class Renderer:
         """
         key = tuple(messages)
         if key != self._last[0]:
-            ids = self.encoded(self._opened, key) if self.templated else self._joined_prompt(key)
+            ids = self.encoded(self.opened, key) if self.templated else self._joined_prompt(key)
             self._last = key, ids
         return [*self._last[1]]
 
@@ -109,7 +117,7 @@ class Renderer:
         guarded = []
         for n, m in enumerate(messages, 1):
             own, last = m.role == "assistant", n == len(messages)
-            guarded.append(replace(m, content=control.guard(m.content, own=own, last=last)))
+            guarded.append(m.changed(partial(control.guard, own=own, last=last)))
         parted = text if guarded == [*messages] else write(guarded)
         if control.found(ids) == control.written(parted):
             return ids
@@ -173,10 +181,11 @@ class Renderer:
         """
         hidden = {*self.hidden.values()}
         before, ids = ([i for i in part if i not in hidden] for part in (before, token_ids))
-        start = len(self._decode(before)) if before else 0
-        return self._decode([*before, *ids])[start:]
+        start = len(self.decoded(before)) if before else 0
+        return self.decoded([*before, *ids])[start:]
 
-    def _decode(self, token_ids: Sequence[int]) -> str:
+    def decoded(self, token_ids: Sequence[int]) -> str:
+        """Decode tokens with all special ones among them."""
         text: str = self.tokenizer.decode(
             list(token_ids), skip_special_tokens=False, clean_up_tokenization_spaces=False
         )
@@ -184,7 +193,7 @@ class Renderer:
 
     def written(self, messages: Sequence[Message], *, reply: bool) -> str:
         """Write messages by the template, `reply` up to one of the policy; raise PromptRefused."""
-        plain = [{"role": message.role, "content": message.content} for message in messages]
+        plain = [message.fields() for message in messages]
         try:
             text: str = self.tokenizer.apply_chat_template(
                 plain, tokenize=False, add_generation_prompt=reply, **self._options
@@ -196,7 +205,7 @@ class Renderer:
             ) from error
         return text
 
-    def _opened(self, messages: Sequence[Message]) -> str:
+    def opened(self, messages: Sequence[Message]) -> str:
         """Write messages up to where the policy speaks, perhaps in a message that has begun."""
         if not messages or messages[-1].role != "assistant":
             return self.written(messages, reply=True)
@@ -215,13 +224,17 @@ class Renderer:
             before = before[: thought.start()]
         return text.removesuffix(opened) + before + begun.content
 
+    def text_prompt(self, text: str) -> list[int]:
+        """Return the ids of a text that begins a prompt: special tokens stand for themselves."""
+        before, ids = self._before_texts, encode(self.tokenizer, text)
+        return ids if before and ids[: len(before)] == before else [*before, *ids]
+
     def _joined_prompt(self, messages: Sequence[Message]) -> list[int]:
         before, text = self._before_texts, _joined(messages)
-        ids = encode(self.tokenizer, text)
-        ids = ids if before and ids[: len(before)] == before else [*before, *ids]
+        ids = self.text_prompt(text)
         if self._as_written or not self.control.found(ids[len(before) :]):
             return ids
-        text = text.removeprefix(self._decode(before))
+        text = text.removeprefix(self.decoded(before))
         return [*before, *self.control.encode(self.control.guard(text))]
 
     def _sample(self) -> str:
@@ -237,7 +250,7 @@ class Renderer:
         before = self.written([USER], reply=False)
         conversation = [USER, POLICY, *messages]
         goes_on = reply and messages
-        whole = self._opened(conversation) if goes_on else self.written(conversation, reply=reply)
+        whole = self.opened(conversation) if goes_on else self.written(conversation, reply=reply)
         expected = 1 + sum(message.content.count(PLACEHOLDER) for message in messages)
         if not whole.startswith(before) or whole.count(PLACEHOLDER) != expected:
             raise InputError(

@@ -7,10 +7,11 @@ from functools import partial
 from typing import Any
 
 from actors.config import ActorsConfig
-from actors.environments.protocol import Environment, Message, Turn
+from actors.environments.protocol import Environment, Message, Recall, Turn
 from actors.errors import AnswerLate, EnvironmentFailed, ServiceAway
 from actors.outages import ask, outage, timeout, waits_on_network
 from actors.rewards.find_reward import is_finite
+from actors.rollout.agent_statistics import AgentStatistics
 from actors.shipped import ENVIRONMENTS
 from headway.clean_text import without_known_secrets
 from headway.user_code import call, describe_error, shown, where_raised
@@ -24,9 +25,14 @@ class Conversation:
     """
 
     def __init__(
-        self, new_environment: Callable[[], Environment], config: ActorsConfig, prompt: Prompt
+        self,
+        new_environment: Callable[[], Environment],
+        config: ActorsConfig,
+        prompt: Prompt,
+        statistics: AgentStatistics,
     ) -> None:
         self._new_environment, self._prompt = new_environment, prompt
+        self._statistics = statistics
         self.answering_seconds = 0.0
         """Time of answers to the policy, without pauses for a service."""
         self._name, self._seconds = config.environment, config.environment_timeout_seconds
@@ -40,9 +46,14 @@ class Conversation:
         messages = await self._ask("reset", self._environment.reset, self._prompt)
         return self._checked(Turn(messages, None, done=False)).messages
 
-    async def step(self, reply: str) -> Turn:
-        """Return the answer to a message of the policy; raise AnswerLate past its deadline."""
-        answer = await self._ask("step", self._environment.step, Message("assistant", reply))
+    async def step(self, reply: str, recall: Recall) -> Turn:
+        """Return the answer to a message of the policy; raise AnswerLate past its deadline.
+
+        The environment `tools` makes its calls by `recall`.
+        """
+        recalled = (recall,) if self._name == "tools" else ()
+        message = Message("assistant", reply)
+        answer = await self._ask("step", self._environment.step, message, *recalled)
         return self._checked(answer)
 
     async def _ask(self, part: str, method: Callable[..., Any], *arguments: Any) -> Any:
@@ -67,7 +78,9 @@ class Conversation:
         finally:
             if is_answer:  # less the pauses, by which the deadline was moved
                 paused = (deadline.when() or 0.0) - began - self._seconds
-                self.answering_seconds += asyncio.get_running_loop().time() - began - paused
+                seconds = asyncio.get_running_loop().time() - began - paused
+                self.answering_seconds += seconds
+                self._statistics.seconds["environment"] += seconds
 
     def _checked(self, turn: Any) -> Turn:
         """Return an answer of the environment, with the secrets of this process hidden in it."""

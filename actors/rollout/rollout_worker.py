@@ -19,6 +19,7 @@ from dataclasses import KW_ONLY, dataclass, replace
 
 from actors.errors import Excused, RolloutFailed, root_error
 from actors.rollout.actor_statistics import ActorStatistics
+from actors.rollout.notes import noted_turns
 from actors.rollout.partial_group import PartialGroup
 from headway.errors import HeadwayError, InputError
 from headway.user_code import cut
@@ -213,7 +214,7 @@ class RolloutWorker:
             )
             status = await self.work.put(self._engine_id, encode(group))
         except (RolloutFailed, SchemaError) as error:
-            if self._leaving:  # a conversation that was interrupted in a later turn, say
+            if self._leaving:  # the interrupted engine may be why
                 await self._save_interrupted(lease, partial)
                 return
             reason = error.reason if isinstance(error, RolloutFailed) else "schema"
@@ -289,7 +290,9 @@ class RolloutWorker:
             self._running[lease.group_id, lease.attempt] -= 1
             self._occupancy.change(-1)
             self._changed.set()
-        self.statistics.tokens += sum(rollout.loss_mask) - (sum(saved.loss_mask) if saved else 0)
+        noted = sum(len(turn.token_ids) for turn in noted_turns(lease, index).values())
+        known = max(sum(saved.loss_mask) if saved else 0, noted)
+        self.statistics.tokens += max(0, sum(rollout.loss_mask) - known)
         if rollout.finish_reason is not FinishReason.ABORTED:
             self.statistics.rollouts += 1
         if index < lease.group_size:

@@ -97,6 +97,4 @@ def _markers(config: ActorsConfig) -> list[str]:
             markers += [f"<{name}>", f"</{name}>"]
     if config.environment == "tools":
         markers += ToolOptions(**config.environment_options).markers
-    elif config.environment.startswith("verifiers:"):
-        markers += ToolOptions().markers
     return markers

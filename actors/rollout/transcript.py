@@ -3,9 +3,6 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from actors.engines.protocol import Generation
-from queues.records import Rollout
-
 
 @dataclass(slots=True)
 class Transcript:
@@ -16,17 +13,7 @@ class Transcript:
     behavior_logprobs: list[float] = field(default_factory=list)
     versions: list[int] = field(default_factory=list)
     cache_salt: str | None = None
-    """Salt of the first request, and so of all: their cached state is this rollout's own past."""
-
-    @classmethod
-    def of(cls, saved: Rollout) -> "Transcript":
-        """Return the transcript of an interrupted rollout."""
-        return cls(
-            token_ids=[*saved.token_ids],
-            loss_mask=[*saved.loss_mask],
-            behavior_logprobs=[*saved.behavior_logprobs],
-            versions=[*saved.versions],
-        )
+    """Salt of an attempt's first request, and so of all: their cached state is its own past."""
 
     @property
     def sampled(self) -> int:
@@ -41,13 +28,14 @@ class Transcript:
         self.behavior_logprobs += [0.0] * count
         self.versions += [-1] * count
 
-    def sample(self, generation: Generation) -> None:
+    def sample(
+        self, token_ids: Sequence[int], logprobs: Sequence[float], versions: Sequence[int]
+    ) -> None:
         """Append tokens that the policy sampled."""
-        self.token_ids += generation.token_ids
-        self.loss_mask += [True] * len(generation.token_ids)
-        self.behavior_logprobs += generation.logprobs
-        self.versions += generation.versions
-        self.cache_salt = generation.cache_salt
+        self.token_ids += token_ids
+        self.loss_mask += [True] * len(token_ids)
+        self.behavior_logprobs += logprobs
+        self.versions += versions
 
     def cut(self, length: int) -> None:
         """Drop all tokens after the first `length`."""

@@ -1,13 +1,17 @@
 """Kills the processes of runs again and again, and checks that no prompt is lost.
 
-    headway bench chaos [--roles all] [--kills 30] [--seed 0] [--steps 150] [--out DIR]
+    headway bench chaos [--roles all] [--sessions none|agent|tools] [--kills 30] [--seed 0]
+                        [--steps 150] [--out DIR]
 
 Rollout actor, engine worker, one of two learner ranks, broadcaster, broker, driver, and several
 at once, of a run with filtering and drops are killed or stopped at moments drawn from the seed. No
 command may end before its last step; one that does is resumed, and counted. `chaos_oracle` checks
-every run by the learner's own log. Recovery is the time until the process is back and another
-batch is trained; it is not measured where the next kill comes before. A kill takes about 45 s on
-two cores.
+every run by the learner's own log. With --sessions, rollouts are conversations with an agent, a
+program that is struck too as the role `agent`, or with the environment `tools`; all kills are
+SIGKILL in the middle of some, and `chaos_sessions` says what became of turns and calls.
+
+Recovery is the time until the process is back and another batch is trained; it is not measured
+where the next kill comes before. A kill takes about 45 s on two cores.
 """
 
 import itertools
@@ -15,6 +19,7 @@ import math
 import random
 import signal
 import time
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from statistics import median
@@ -23,12 +28,15 @@ from typing import Annotated, Any
 import typer
 
 from benchmarks.harness.record import Record, timestamp
-from benchmarks.harness.study import Options, Study, cells, name_of, several, text_table
-from benchmarks.reliability.chaos_run import ROLES, ChaosRun, kill, until
+from benchmarks.harness.study import Options, Study, cells, choice, name_of, several, text_table
+from benchmarks.reliability.chaos_run import AGENT, ROLES, ChaosRun, kill, until
+from benchmarks.reliability.chaos_sessions import SESSIONS, WRONG, read_notes
 from deploy.errors import RunFailed
 from headway import clock
+from headway.errors import InputError
 
-ALL = "all"
+ALL, NONE = "all", "none"
+STRUCK = {**ROLES, "agent": AGENT}
 AIM = 30.0
 """Seconds of recovery, at most, of 95 % of the kills of a role."""
 BATCH_SECONDS = 900.0
@@ -52,12 +60,17 @@ RUN_COLUMNS = {
 }
 
 
-def plan_kills(roles: Sequence[str], count: int, seed: int) -> list[tuple[str, signal.Signals]]:
-    """Return role and signal of each kill: roles equally often, in an order drawn from the seed."""
+def plan_kills(
+    roles: Sequence[str], count: int, seed: int, *, stops: bool = True
+) -> list[tuple[str, signal.Signals]]:
+    """Return role and signal of each kill: roles equally often, in an order drawn from the seed.
+
+    With `stops`, every third time a role is stopped.
+    """
     kills = []
     for position, role in enumerate(itertools.islice(itertools.cycle(roles), count)):
-        stops = position // len(roles) % 3 == 2
-        kills.append((role, signal.SIGSTOP if stops else signal.SIGKILL))
+        third = stops and position // len(roles) % 3 == 2
+        kills.append((role, signal.SIGSTOP if third else signal.SIGKILL))
     random.Random(seed).shuffle(kills)
     return kills
 
@@ -66,8 +79,9 @@ class ChaosOptions(Options):
     """Options of `headway bench chaos`."""
 
     roles: Annotated[
-        Sequence[str], several(name_of([*ROLES, ALL]), "Processes that are struck, or all.")
+        Sequence[str], several(name_of([*STRUCK, ALL]), "Processes that are struck, or all.")
     ] = (ALL,)
+    sessions: Annotated[str, choice([NONE, *SESSIONS], "What the policy talks to.")] = NONE
     kills: Annotated[int, typer.Option(min=1, help="All runs together.")] = 30
     seed: Annotated[int, typer.Option(help="Of roles, moments and the runs.")] = 0
     steps: Annotated[int, typer.Option(min=1, help="Batches of each run.")] = 150
@@ -80,8 +94,13 @@ class Chaos:
         self.options, self.draw = options, random.Random(options.seed + 1)
         self.folder = (options.out or Path("runs") / f"bench-chaos-{timestamp()}").absolute()
         self.settings = [f"steps={options.steps}", f"seed={options.seed}"]
-        roles = [*ROLES] if ALL in options.roles else options.roles
-        self.planned = plan_kills(roles, options.kills, options.seed)
+        self.settings += SESSIONS.get(options.sessions, ())
+        known = [*ROLES, "agent"] if options.sessions == "agent" else [*ROLES]
+        roles = known if ALL in options.roles else options.roles
+        if not {*roles} <= {*known}:
+            raise InputError("--roles agent: there are agents only with --sessions agent")
+        self.talks = options.sessions != NONE
+        self.planned = plan_kills(roles, options.kills, options.seed, stops=not self.talks)
         self.kills: list[Record] = []
         self.struck: tuple[float, int] | None = None
         """Time and newest version of the last kill, until the run is seen to recover from it."""
@@ -108,8 +127,18 @@ class Chaos:
             yield from self.torment(run)
             verdict = run.judge()
             self.runs[run.name] = verdict.to_dict()
+            if self.talks:
+                sessions = self.judge_sessions(run)
+                sound = verdict.sound and not any(sessions.get(name) for name in WRONG)
+                self.runs[run.name] |= {"sessions": sessions, "sound": sound}
             self.log(f"{run.name} is done: {'; '.join(verdict.problems) or 'sound'}")
             yield self.record()
+
+    def judge_sessions(self, run: ChaosRun) -> dict[str, int]:
+        """Return what became of turns and calls so far, and print it."""
+        sessions = run.judge_sessions([k["at"] for k in self.kills if k["run"] == run.name])
+        self.log(", ".join(f"{name} {count}" for name, count in sessions.items()))
+        return sessions
 
     def torment(self, run: ChaosRun) -> Iterator[Record]:
         """Bring one run to its last step, with kills as long as there are any."""
@@ -145,16 +174,20 @@ class Chaos:
         until(lambda: run.newest() >= due, run, BATCH_SECONDS, "a batch")
         # Without waiting for a batch, processes are killed while they start.
         time.sleep(self.draw.uniform(0.0, 1.0 if batches else 8.0))
+        if self.talks:
+            until(lambda: len(read_notes(run.directory.path)) > 4, run, BATCH_SECONDS, "a turn")
         role, how = self.planned[0]
         what = f"a process of the {role}"
-        pids = until(lambda: run.targets(ROLES[role]), run, BATCH_SECONDS, what) or []
+        pids = until(lambda: run.targets(STRUCK[role]), run, BATCH_SECONDS, what) or []
         at, newest = clock.now(), run.newest()
         struck = [kill(pid, how) for pid in pids if run.poll() is None]
+        run.note()
         if any(struck):
             self.planned.pop(0)
             self.struck = at, newest
             number = len(self.kills) + 1
             facts = {"number": number, "run": run.name, "role": role, "signal": how.name}
+            facts["at"] = at
             unknown = {"exit_code": None, "recovery_seconds": None}
             self.kills.append({**facts, "newest_version": newest, **unknown})
             self.log(f"{how.name} {number}: {role} after version {newest}")
@@ -164,7 +197,7 @@ class Chaos:
         """Wait until what was struck last is back and another batch is trained; record when."""
         assert self.struck is not None
         (at, newest), last = self.struck, self.kills[-1]
-        role, self.struck = ROLES[last["role"]], None
+        role, self.struck = STRUCK[last["role"]], None
         if last["exit_code"] is None:
             many, what = newest + BATCHES_OF_ONE_BACK, f"another {last['role']}"
             until(lambda: run.is_back(role, at) or run.newest() > many, run, BATCH_SECONDS, what)
@@ -175,6 +208,8 @@ class Chaos:
         if run.newest() > newest:  # else the run has ended
             last["recovery_seconds"] = clock.now() - at
             self.log(f"recovered after {last['recovery_seconds']:.1f} s")
+            if self.talks:
+                self.judge_sessions(run)
 
 
 def conclude(record: Record) -> Record:
@@ -189,7 +224,12 @@ def conclude(record: Record) -> Record:
     figures["filtered"] = sum(run["left_out"].get("filtered", 0) for run in runs.values())
     wanted = record["arguments"]["kills"]
     done = len(kills) == wanted and {kill["run"] for kill in kills} <= runs.keys()
-    shown = figures["filtered"] > 0 and figures["dropped_overdue"] > 0
+    sessions = sum((Counter(run.get("sessions", {})) for run in runs.values()), Counter[str]())
+    if sessions:
+        figures |= sessions
+        shown = sessions["turns_gone_on_from"] > 0
+    else:
+        shown = figures["filtered"] > 0 and figures["dropped_overdue"] > 0
     alive = figures["commands_ended"] == 0
     sound = done and shown and alive and all(run["sound"] for run in runs.values())
     return {"verdict": {"finished": done, "sound": sound, "kills": len(kills), **figures}}

@@ -18,7 +18,18 @@ import psutil
 from actors.sources.load_source import load_source
 from benchmarks.harness.processes import CLI, set_options
 from benchmarks.harness.record import ROOT
+from benchmarks.reliability.chaos_agent import TURNS
+from benchmarks.reliability.chaos_agent import VARIABLE as SESSIONS_LOG
 from benchmarks.reliability.chaos_oracle import Fate, Verdict, judge
+from benchmarks.reliability.chaos_sessions import (
+    Key,
+    Note,
+    characters_of,
+    judge_sessions,
+    read_ended,
+    read_log,
+    read_notes,
+)
 from deploy.cluster.cleanup import AGENTS
 from deploy.config.loader import load_recipe
 from deploy.errors import RunFailed
@@ -50,6 +61,8 @@ ROLES = {
     "driver": Role(("",), ("driver",)),
     "several at once": Role((ACTOR, RANK, BROADCASTER), ("actor", "learner", "broadcaster")),
 }
+AGENT = Role((), ())
+"""A program that talks to the policy, and that has yet to ask it again."""
 WARM_START_SECONDS = 600.0
 REST_SECONDS = 60.0
 """Time that processes may outlive their driver before they are killed."""
@@ -67,11 +80,15 @@ class ChaosRun:
         self._settings = [f"name={name}", *settings]
         self._recipe = [RECIPE, *set_options(self._settings)]
         self.process: subprocess.Popen[bytes] | None = None
+        self.sessions_log = folder / f"{name}.sessions.jsonl"
+        self.noted: list[tuple[Key, Note]] = []
+        """Notes that the ledger had at each kill."""
 
     def headway(self, *arguments: Any) -> "subprocess.Popen[bytes]":
         """Start a command of Headway in a session of its own."""
         paths = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
         variables = {"PYTHONPATH": paths, "HF_HUB_OFFLINE": "1", VARIABLE: str(self.log)}
+        variables[SESSIONS_LOG] = str(self.sessions_log)
         with self.output.open("ab") as output:
             return subprocess.Popen(
                 [sys.executable, *CLI, *arguments], stdout=output, stderr=subprocess.STDOUT,
@@ -103,6 +120,8 @@ class ChaosRun:
     def targets(self, role: Role) -> list[int] | None:
         """Return the newest process of each title of a role; None while one is missing."""
         assert self.process is not None
+        if role is AGENT:
+            return self._agents()[-1:] or None
         alive, newest = processes(self.folder), []
         for pattern in role.titles:
             pids = [pid for pid, title in alive if re.match(pattern, title)]
@@ -112,6 +131,22 @@ class ChaosRun:
                 return None
             newest.append(pids[-1])
         return newest
+
+    def _agents(self) -> list[int]:
+        """Return the process groups, as negative numbers, of agents between two of their turns."""
+        told = {row["pid"]: row["turn"] for row in read_log(self.sessions_log) if "turn" in row}
+        alive = psutil.pids()
+        return [-pid for pid, turn in told.items() if turn < TURNS - 1 and pid in alive]
+
+    def note(self) -> None:
+        """Remember the notes that the ledger has now."""
+        self.noted += read_notes(self.directory.path).items()
+
+    def judge_sessions(self, kills: Sequence[float]) -> dict[str, int]:
+        """Return what became of turns and calls; `kills` are the times of kills."""
+        self.note()
+        ended, log = read_ended(self.directory.path), read_log(self.sessions_log)
+        return judge_sessions(self.noted, ended, log, kills, characters_of(self.folder))
 
     def is_back(self, role: Role, since: float) -> bool:
         """Return True if others took the places of processes that were struck at a time."""
@@ -175,7 +210,7 @@ def processes(folder: Path) -> list[tuple[int, str]]:
 
 
 def kill(pid: int, how: signal.Signals = signal.SIGKILL) -> bool:
-    """Send a signal to one process; return False if it is gone."""
+    """Send a signal to a process, or by a negative number to a group; False if it is gone."""
     try:
         os.kill(pid, how)
     except ProcessLookupError:

@@ -14,6 +14,7 @@ from typing import Annotated, Any
 
 import typer
 
+from deploy.cli.agents import serve_tasks
 from deploy.cli.arguments import Command
 from deploy.cli.bench import BenchCommand, Group, bench
 from deploy.cli.doctor import doctor
@@ -58,8 +59,8 @@ def version(
 
 COMMANDS = (
     init, run, resume, scale, sft, prefer, pairs, reward_model, pipeline, ls, logs, rollouts,
-    requeue, salvage, submit, attach, cancel, doctor, validate, plan, try_recipe, presets, inspect,
-    export, evaluate, report, top, replay,
+    serve_tasks, requeue, salvage, submit, attach, cancel, doctor, validate, plan, try_recipe,
+    presets, inspect, export, evaluate, report, top, replay,
 )  # fmt: skip
 NAMES = {try_recipe: "try", evaluate: "eval"}
 """Names of commands that Python has another use for."""

@@ -19,6 +19,7 @@ from headway.errors import InputError
 
 ROOT = Path(__file__).parents[2]
 BENCHMARKS = {
+    "agents": "rollouts.agents",
     "async": "loop.async_gain",
     "chaos": "reliability.chaos",
     "checkpoint": "training.checkpoint",

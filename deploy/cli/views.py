@@ -1,6 +1,8 @@
 """Commands that look at a run, live or ended, and leave it as it is."""
 
 import json
+import os
+import webbrowser
 from dataclasses import asdict
 from operator import attrgetter
 from pathlib import Path
@@ -72,13 +74,29 @@ def rollouts(
         bool, typer.Option("--lowest", help="Show the lowest first, of rewards by default.")
     ] = False,
     count: Annotated[int, typer.Option(min=1, help="Rollouts to print.")] = 3,
+    opened: Annotated[
+        str | None,
+        typer.Option("--open", metavar="ID", help="Draw this one as a page, and show it."),
+    ] = None,
 ) -> None:
-    """Print rollouts of a trained batch with prompts, rewards and lag, as text."""
+    """Print rollouts of a trained batch with prompts, rewards and lag, as text.
+
+    With --open, draw any recorded rollout, as g00000003/1, as a page and print its path instead.
+    """
     from deploy.observability.samples import heading, text_of
     from deploy.offline.rollouts import read_samples
     from deploy.storage.run_directory import RunDirectory
 
-    samples = read_samples(RunDirectory.open(run, runs_dir), version)
+    directory = RunDirectory.open(run, runs_dir)
+    if opened is not None:
+        from deploy.offline.rollout_page import draw_rollout
+
+        page = draw_rollout(directory, opened)
+        typer.echo(page)
+        if os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY"):
+            webbrowser.open(page.as_uri())
+        return
+    samples = read_samples(directory, version)
     if sort or lowest:
         samples.sort(key=attrgetter("tokens" if sort == "length" else "reward"), reverse=not lowest)
     for sample in samples[:count]:

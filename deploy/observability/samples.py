@@ -5,8 +5,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from headway.clean_text import printable, without_secrets
-from queues.records import Payload
+from queues.records import Payload, Rollout
 from queues.schema import decode
+from queues.segments import spans
 
 FILE = "samples.jsonl"
 """File of a run with a few samples of each batch, which outlive rollouts that are not kept."""
@@ -20,6 +21,7 @@ class Sample:
 
     version: int
     """The version that its batch was trained at."""
+    group_id: str
     prompt_id: str
     sample_index: int
     reward: float
@@ -32,7 +34,7 @@ class Sample:
     prompt: str
     """With the tokens of its chat template."""
     response: str
-    """Everything after the prompt, with what an environment inserted."""
+    """Everything after the prompt, with what an environment inserted, segment by segment."""
 
 
 def decode_samples(payloads: Sequence[Payload], version: int, tokenizer: Any) -> Iterator[Sample]:
@@ -44,6 +46,7 @@ def decode_samples(payloads: Sequence[Payload], version: int, tokenizer: Any) ->
             sampled = [sampled_by for sampled_by, trains in versions if trains]
             yield Sample(
                 version=version,
+                group_id=group.group_id,
                 prompt_id=group.prompt_id,
                 sample_index=rollout.sample_index,
                 reward=rollout.reward,
@@ -52,8 +55,19 @@ def decode_samples(payloads: Sequence[Payload], version: int, tokenizer: Any) ->
                 lag=version - min(sampled, default=version),
                 finish_reason=str(rollout.finish_reason),
                 prompt=_text(rollout.token_ids[: rollout.prompt_length], tokenizer),
-                response=_text(rollout.token_ids[rollout.prompt_length :], tokenizer),
+                response=_response(rollout, tokenizer),
             )
+
+
+def _response(rollout: Rollout, tokenizer: Any) -> str:
+    """Return the text after the prompt; each further segment is told from what it follows."""
+    pieces = []
+    for number, (start, end) in enumerate(spans(rollout.segments, len(rollout.token_ids))):
+        if number:
+            _, parent, prefix = rollout.segments[number - 1]
+            pieces.append(f"\n── segment {number}, after {prefix} tokens of {parent} ──▶\n")
+        pieces.append(_text(rollout.token_ids[max(start, rollout.prompt_length) : end], tokenizer))
+    return "".join(pieces)
 
 
 def _text(ids: Sequence[int], tokenizer: Any) -> str:
@@ -84,8 +98,8 @@ def heading(sample: Sample) -> str:
     parts = ", ".join(f"{name} {value:g}" for name, value in sample.reward_parts.items())
     reward = f"reward {sample.reward:g}" + (f" ({parts})" if len(sample.reward_parts) > 1 else "")
     line = (
-        f"version {sample.version} · {sample.prompt_id} #{sample.sample_index} · {reward} · "
-        f"{sample.tokens} tokens · {sample.finish_reason} · lag {sample.lag}"
+        f"version {sample.version} · {sample.group_id}/{sample.sample_index} · {sample.prompt_id} "
+        f"· {reward} · {sample.tokens} tokens · {sample.finish_reason} · lag {sample.lag}"
     )
     return printable(line).replace("\n", "\\n")
 

@@ -138,10 +138,21 @@ def token_lags(interval: Interval) -> dict[str, float]:
 
 def learner_phases(interval: Interval) -> dict[str, float]:
     """Return shares of the learner's time, which is counted when a batch ends."""
-    name, phases = "headway_learner_seconds_total", ("wait", "step", "publish")
-    spent = {phase: interval.gained(name, phase=phase) for phase in phases}
+    phases = ("wait", "step", "publish")
+    return _shares(interval, "headway_learner_seconds_total", "phase", phases)
+
+
+def agent_waits(interval: Interval) -> dict[str, float]:
+    """Return shares of the time of agents' sessions that ended, by who was waited for."""
+    whom = ("model", "agent")
+    return _shares(interval, "headway_agent_seconds_total", "waiting_for", whom)
+
+
+def _shares(interval: Interval, name: str, label: str, values: Sequence[str]) -> dict[str, float]:
+    """Return what each value of a label gained, as shares; empty where there is nothing."""
+    spent = {value: interval.gained(name, **{label: value}) for value in values}
     total = sum(spent.values())
-    return {phase: seconds / total for phase, seconds in spent.items()} if total else {}
+    return {value: seconds / total for value, seconds in spent.items()} if total else {}
 
 
 def troubles(now: Moment) -> list[str]:

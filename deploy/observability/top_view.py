@@ -15,6 +15,7 @@ from deploy.observability.top_model import (
     Interval,
     Moment,
     actor_state,
+    agent_waits,
     learner_phases,
     token_lags,
     troubles,
@@ -52,6 +53,8 @@ def screen(
         Panel(_actors(interval), title="actors", border_style="dim"),
         Panel(_learner(interval, BAR // 2 if narrow else BAR), title="learner", border_style="dim"),
     ]
+    if now.value("headway_agent_turns_total"):
+        parts.append(Panel(Text(_agents(interval)), title="agents", border_style="dim"))
     if problems := troubles(now):
         parts.append(Panel(Text("\n".join(problems), "bold red"), border_style="red"))
     if events:
@@ -177,6 +180,23 @@ def _actors(interval: Interval) -> Table:
     if len(shown) < len(speeds):
         table.add_row(f"and {len(speeds) - len(shown)} that generate more", *[""] * 5)
     return table
+
+
+def _agents(interval: Interval) -> str:
+    """Describe the sessions of agents, their waits, and what of them does not train."""
+    now, name = interval.now, "headway_agent_tokens_left_out_total"
+    waits = agent_waits(interval)
+    lost, kept = interval.gained(name), interval.gained(TOKENS)
+    turns, rewritten = (interval.gained(f"headway_agent_{x}_total") for x in ("turns", "segments"))
+    reasons = [reason for reason, count in now.by(name, "reason").items() if count]
+    return (
+        f"{_whole(now, 'agent_sessions')} sessions · "
+        f"{_rate(interval.rate('headway_agent_turns_total'))} turns/s · waiting for the model "
+        f"{_number(waits.get('model'), '.0%')}, for agents {_number(waits.get('agent'), '.0%')}\n"
+        f"{lost / max(1.0, lost + kept):.1%} of the tokens left out"
+        f"{' (' + ', '.join(reasons) + ')' if reasons else ''} · "
+        f"{rewritten / max(1.0, turns):.1%} of the turns began a further segment"
+    )
 
 
 def _learner(interval: Interval, bar: int) -> Table:

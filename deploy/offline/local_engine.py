@@ -6,7 +6,7 @@ import tempfile
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 
-from actors.assembly import build_engine, build_episodes, build_rewards, make_pool
+from actors.assembly import build_engine, build_rewards, build_runner, make_pool
 from actors.engines.model_folder import context_length, load_tokenizer
 from actors.engines.protocol import EngineSpec
 from actors.errors import EngineDied, RolloutFailed
@@ -97,12 +97,13 @@ async def _play(
     try:
         reward_models = _load_reward_models(config, inputs)
         rewards = build_rewards(actors, pool=pool, reward_model_client=reward_models)
-        episodes = build_episodes("engine-0", actors, engine, tokenizer, longest, rewards)
+        runner = build_runner("engine-0", actors, engine, tokenizer, longest, rewards)
+        await runner.start()
 
         async def play(lease: Lease, sample: int) -> Outcome:
             async with slots:
                 try:
-                    return await episodes.run(lease, sample)
+                    return await runner.run(lease, sample)
                 except RolloutFailed as error:
                     return error
 
@@ -111,7 +112,7 @@ async def _play(
             rollouts = [outcome for outcome in outcomes if isinstance(outcome, Rollout)]
             if len(rollouts) == len(outcomes):
                 try:
-                    outcomes = [*await episodes.score_group(lease, rollouts)]
+                    outcomes = [*await runner.score_group(lease, rollouts)]
                 except RolloutFailed as error:
                     outcomes = [error] * len(rollouts)
             if then is not None:
@@ -125,6 +126,7 @@ async def _play(
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
+            await runner.close()
     finally:
         pool.close()
         await engine.close()

@@ -1,5 +1,7 @@
 """Reads the rollouts of a trained batch as text, for `headway rollouts`."""
 
+from typing import Any
+
 from actors.engines.model_folder import load_tokenizer
 from deploy.observability.samples import Sample, decode_samples
 from deploy.preflight.models import model_path
@@ -20,6 +22,11 @@ def read_samples(directory: RunDirectory, version: int | None) -> list[Sample]:
         raise InputError(
             f"--version {version}: no batch was trained at it; there are 0 to {trained[-1]}"
         )
+    payloads = read_batch(directory.path, version)
+    return [*decode_samples(payloads, version, policy_tokenizer(directory))]
+
+
+def policy_tokenizer(directory: RunDirectory) -> Any:
+    """Load the tokenizer of a run's policy: that of its newest checkpoint, or of its model."""
     saved = newest_checkpoint(directory.path)
-    tokenizer = load_tokenizer(str(saved[1]) if saved else model_path(directory.config()))
-    return [*decode_samples(read_batch(directory.path, version), version, tokenizer)]
+    return load_tokenizer(str(saved[1]) if saved else model_path(directory.config()))

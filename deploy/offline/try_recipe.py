@@ -5,6 +5,7 @@ Nothing is trained or sent, and nothing stays on disk but the output of an engin
 """
 
 import tempfile
+from bisect import bisect_right
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from itertools import groupby
@@ -68,9 +69,13 @@ def describe(
     lines.append(f"answer {prompt.answer!r}")
     if isinstance(outcome, RolloutFailed):
         return "\n".join([*lines, f"FAILED ({outcome.reason}): {outcome}", ""])
-    start = 0
-    for sampled, run in groupby(outcome.loss_mask):
+    start, begins = 0, [segment.start for segment in outcome.segments]
+    of_segment = [bisect_right(begins, token) for token in range(len(outcome.token_ids))]
+    for (number, sampled), run in groupby(zip(of_segment, outcome.loss_mask, strict=True)):
         end = start + sum(1 for _ in run)
+        if start in begins:
+            _, parent, prefix = outcome.segments[number - 1]
+            lines.append(f"segment {number}: follows the first {prefix} tokens of segment {parent}")
         origin = "sampled, trains" if sampled else "given, does not train"
         ids = list(outcome.token_ids[start:end])
         text = tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)
@@ -79,6 +84,7 @@ def describe(
             logprobs = outcome.behavior_logprobs[start:end]
             lines.append(f"  log-probabilities {[round(value, 3) for value in logprobs]}")
         start = end
+    lines += [f"left out: {n} sampled tokens, {why}" for why, n in outcome.left_out.items()]
     lines.append(f"reward {outcome.reward:g}")
     for part, value in outcome.reward_parts.items():
         names = dict.fromkeys([part.split("/")[0], part])

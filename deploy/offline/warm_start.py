@@ -10,8 +10,9 @@ from typing import Any
 from actors.engines.model_folder import check_model, context_length, end_ids, load_tokenizer
 from actors.environments.load_environment import load_environment, shipped_opening
 from actors.environments.protocol import Message
-from actors.environments.single_turn import conversation
+from actors.environments.single_turn import conversation, opening
 from actors.errors import PromptRefused
+from actors.programs.load_agent import is_agent
 from actors.rollout.chat_rendering import renderer_for
 from actors.rollout.demonstrations import DemonstrationRenderer, Tokens
 from actors.rollout.stops import load_stops
@@ -108,8 +109,12 @@ class Demonstrations:
         )
         self._environment = actors.environment
         arguments = actors.environment, actors.environment_options
-        self._new_environment = load_environment(*arguments, code_execution=actors.code_execution)
-        self._shipped = shipped_opening(actors)
+        self._opens = shipped_opening(actors)
+        if self._opens is None and is_agent(actors.environment):
+            self._opens = opening  # demonstrations have all messages that the agent sends
+        elif self._opens is None:
+            execution = actors.code_execution
+            self._new_environment = load_environment(*arguments, code_execution=execution)
 
     def render(self, example: Example) -> Tokens:
         """Return the tokens of a demonstration; raise InputError for one that is too long."""
@@ -134,8 +139,8 @@ class Demonstrations:
         """Return the messages that begin a rollout of a prompt; the environment decides them."""
         metadata = {} if isinstance(prompt, str) else conversation(prompt)
         made = Prompt(prompt_id="demonstration", text=plain_text(prompt), metadata=metadata)
-        if self._shipped is not None:
-            return self._shipped(made)
+        if self._opens is not None:
+            return self._opens(made)
         try:
             opening = asyncio.run(call(self._new_environment().reset, made))
         except Exception as error:

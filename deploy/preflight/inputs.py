@@ -19,6 +19,7 @@ from actors.engines.model_folder import (
 from actors.engines.sampling_rules import check_sampling
 from actors.environments.load_environment import load_environment
 from actors.environments.single_turn import opening
+from actors.programs.load_agent import load_agent
 from actors.reward_models.folder import check_reward_model
 from actors.rewards.find_reward import is_of_group
 from actors.rewards.pairwise_judge import load_pair_judge
@@ -87,9 +88,10 @@ def check_scoring(config: RunConfig) -> None:
     load_rewards(
         actors.all_rewards, options=actors.reward_options, code_execution=actors.code_execution
     )
-    load_environment(
-        actors.environment, actors.environment_options, code_execution=actors.code_execution
-    )
+    if load_agent(actors) is None:
+        load_environment(
+            actors.environment, actors.environment_options, code_execution=actors.code_execution
+        )
     _check_groups(config)
 
 

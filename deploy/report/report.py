@@ -174,6 +174,20 @@ def page(
     ).html()
 
 
+def lay_out(template: str, **parts: Any) -> str:
+    """Return a page by a template beside this file; texts of its parts are escaped."""
+    from jinja2 import Environment, PackageLoader, StrictUndefined
+
+    environment = Environment(
+        loader=PackageLoader("deploy.report", ""),
+        autoescape=True,
+        undefined=StrictUndefined,
+        keep_trailing_newline=True,
+        finalize=lambda value: printable(value) if type(value) is str else value,  # no `Markup`
+    )
+    return environment.get_template(template).render(**parts)
+
+
 @dataclass(frozen=True, slots=True)
 class Page:
     """The parts of a page."""
@@ -191,16 +205,8 @@ class Page:
 
     def html(self) -> str:
         """Return the page laid out."""
-        from jinja2 import Environment, PackageLoader, StrictUndefined
-
-        environment = Environment(
-            loader=PackageLoader("deploy.report", ""),
-            autoescape=True,
-            undefined=StrictUndefined,
-            keep_trailing_newline=True,
-            finalize=lambda value: printable(value) if type(value) is str else value,  # no `Markup`
-        )
-        return environment.get_template(TEMPLATE).render(
+        return lay_out(
+            TEMPLATE,
             title=self.title,
             columns=self.columns,
             tables=self.tables,

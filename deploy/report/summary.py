@@ -6,6 +6,7 @@ from itertools import groupby
 from statistics import fmean
 from typing import Any
 
+from actors.rollout.agent_statistics import merge_agents
 from deploy.storage.run_record import Record
 from headway.roles import Role
 from learner.diagnostics.batch_report import ORIGINS, BatchReport, TrainedBatch
@@ -61,10 +62,17 @@ def summarise(record: Record, *, status: str, now: float) -> dict[str, Any]:
         },
         "overlap": overlap(batches, record.swaps),
         "selection": _selection(record),
+        **_agents(record.actors),
         "restarts": _by_role(record.restarts),
         "lost_seconds": _by_role(record.away),
         "accounting": record.accounting,
     }
+
+
+def _agents(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return the counters of agents' sessions in this session of the run; empty without agents."""
+    counted = [row["agents"] for row in rows if "agents" in row and row["agents"]["agent"]]
+    return {"agents": merge_agents(counted)} if counted else {}
 
 
 def _by_role(figures: Mapping[str, float]) -> dict[str, float]:

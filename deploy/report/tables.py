@@ -109,9 +109,24 @@ def figures(summary: dict[str, Any]) -> dict[str, str]:
             f"{overlap['queue_ready_and_learner_ahead']} of {overlap['queue_ready']} "
             "where its batch was ready"
         ),
+        **_agents(summary.get("agents")),
         **_failed(summary["accounting"]),
         "restarted processes": _restarts(summary["restarts"], summary["lost_seconds"]),
         "accounts": "–" if balanced is None else "balanced" if balanced else "NOT BALANCED",
+    }
+
+
+def _agents(counts: Mapping[str, Any] | None) -> dict[str, str]:
+    """Return figures of the sessions of agents since the run was resumed last; none without one."""
+    if counts is None:
+        return {}
+    seconds, lost = counts["seconds"], sum(counts["left_out"].values())
+    reasons = ", ".join(f"{reason} {n:,}" for reason, n in counts["left_out"].items() if n)
+    share, waited = lost / max(1, lost + counts["sampled"]), seconds["model"] + seconds["agent"]
+    return {
+        "turns of agents": f"{counts['turns']:,}, {counts['segments']:,} began a further segment",
+        "tokens of agents left out": f"{share:.1%}" + (f" ({reasons})" if reasons else ""),
+        "waiting for agents": f"{seconds['agent'] / waited:.0%} of the time" if waited else "–",
     }
 
 

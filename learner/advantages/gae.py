@@ -33,21 +33,23 @@ def gae(
         length_adaptive: α of λ = 1 − 1 / (α·n), which replaces `lam` (VAPO: 0.05); None: off.
         whiten: Whiten the advantages over all sampled tokens, as PPO does; never the returns.
         bootstrap_truncated: After a rollout that was cut off, go on with the critic's value of the
-            state after its last token, not with 0; needs `truncated` and `end_values`.
+            state after its last token, not with 0, on every path if its history forks; needs
+            `truncated` and `end_values`.
 
     Returns:
         Advantages and returns, [N] float64.
     """
-    tokens, rollouts = batch.the_tokens("gae"), len(batch.rewards)
+    tokens = batch.the_tokens("gae")
     values = tokens.values
     assert values is not None
-    rewards, present = tokens.with_final(batch.rewards), torch.unique(tokens.sequence_ids)
-    following = _after_the_end(batch)[present] if bootstrap_truncated else 0.0
-    columns = (rewards, values, tokens.mask, tokens.sequence_ids)
+    rewards = tokens.with_final(batch.rewards)
+    following = tokens.of_episodes(_after_the_end(batch)) if bootstrap_truncated else 0.0
+    columns = (rewards, values, tokens.mask, tokens.episodes)
     estimate = partial(estimate_advantages, *columns, gamma=gamma, bootstrap=following)
     lam_policy: float | Tensor = lam
     if length_adaptive is not None:
-        lengths = tokens.sums(tokens.mask, rollouts)[present]
+        ids, episode = torch.unique(tokens.episodes, return_inverse=True)
+        lengths = torch.bincount(episode[tokens.mask], minlength=len(ids))
         lam_policy = length_adaptive_lambda(lengths, length_adaptive)
     advantages, returns = estimate(lam=lam_policy)
     if lam_values is not None or length_adaptive is not None:

@@ -37,9 +37,12 @@ class RolloutTokens:
     rewards: Tensor  # [N] on top of the rollout's own (of steps, −β·k1); only where `mask` is true
     values: Tensor | None = None  # [N], the critic's value of the state before token t
     step_ends: Tensor | None = None  # [N] bool, tokens that end a step with a reward, perhaps of 0
+    path_ids: Tensor | None = None
+    """[N] integers, the path of a rollout whose history forks; None: each has one. Every path is an
+    episode of its own sampled tokens, which ends with the rollout's reward."""
 
     def __post_init__(self) -> None:
-        names = ("sequence_ids", "rewards", "values", "step_ends")
+        names = ("sequence_ids", "rewards", "values", "step_ends", "path_ids")
         check_shapes({name: getattr(self, name) for name in names}, "[N] like mask", self.mask)
 
     def sums(self, column: Tensor, rollouts: int) -> Tensor:
@@ -47,33 +50,44 @@ class RolloutTokens:
         masked = torch.where(self.mask, column.double(), 0.0)
         return masked.new_zeros(rollouts).index_add(0, self.sequence_ids, masked)
 
-    def last(self, rollouts: int) -> Tensor:
-        """Return the index of the last masked-in token of each rollout, [R] int64; −1 for none.
+    @property
+    def episodes(self) -> Tensor:
+        """[N] path of each token, or rollout where each has one."""
+        return self.sequence_ids if self.path_ids is None else self.path_ids
+
+    def of_episodes(self, column: Tensor) -> Tensor:
+        """Return the entry of `column` [R] for each episode, by ascending id."""
+        ids, episode = torch.unique(self.episodes, return_inverse=True)
+        rollouts = episode.new_zeros(len(ids)).scatter_(0, episode, self.sequence_ids)
+        return column[rollouts]
+
+    def last(self) -> Tensor:
+        """Return the index of the last masked-in token of each episode that has one, int64.
 
         It need not be the last token: a rollout may end on a message of the environment.
         """
         sampled = self.mask.nonzero().flatten()
-        none = sampled.new_full((rollouts,), -1)
-        return none.scatter_reduce(0, self.sequence_ids[sampled], sampled, "amax")
+        ids, episode = torch.unique(self.episodes[sampled], return_inverse=True)
+        return sampled.new_zeros(len(ids)).scatter_reduce(0, episode, sampled, "amax")
 
-    def ends_of_steps(self, rollouts: int) -> Tensor:
-        """Return true for tokens that end a step: the last sampled of each rollout among them, [N].
+    def ends_of_steps(self) -> Tensor:
+        """Return true for tokens that end a step: the last sampled of each episode among them, [N].
 
         Without `step_ends`, steps end where a reward is not 0, and, as turns do, where the next
         token is not sampled.
         """
         if self.step_ends is not None:
-            ends, last = self.mask & self.step_ends, self.last(rollouts)
-            ends[last[last >= 0]] = True
+            ends = self.mask & self.step_ends
+            ends[self.last()] = True
             return ends
-        goes_on = self.mask[1:] & (self.sequence_ids[1:] == self.sequence_ids[:-1])
+        goes_on = self.mask[1:] & (self.episodes[1:] == self.episodes[:-1])
         turn_ends = ~torch.nn.functional.pad(goes_on, (0, 1))
         return self.mask & (turn_ends | (self.rewards != 0))
 
     def with_final(self, rewards: Tensor) -> Tensor:
-        """Return token rewards plus `rewards` [R] on each rollout's last masked-in token, [N]."""
-        last = self.last(len(rewards))
-        return self.rewards.index_add(0, last[last >= 0], rewards[last >= 0])
+        """Return token rewards plus `rewards` [R] on each episode's last masked-in token, [N]."""
+        last = self.last()
+        return self.rewards.index_add(0, last, rewards[self.sequence_ids[last]])
 
     def of_rollouts(self, chosen: Tensor) -> "RolloutTokens":
         """Return the tokens of the rollouts where `chosen` [R] is true, with new sequence ids.
@@ -87,10 +101,11 @@ class RolloutTokens:
             rewards=torch.where(self.mask, self.rewards.double(), 0.0)[kept],
             values=None if self.values is None else self.values[kept].double(),
             step_ends=None if self.step_ends is None else self.step_ends[kept],
+            path_ids=None if self.path_ids is None else self.path_ids[kept],
         )
 
 
-TOKEN_COLUMNS = {"mask", "sequence_ids", "token_rewards", "values", "step_ends"}
+TOKEN_COLUMNS = {"mask", "sequence_ids", "token_rewards", "values", "step_ends", "path_ids"}
 """Fields of `RolloutTokens` beside those of rollouts; `token_rewards` are its `rewards`."""
 
 

@@ -16,7 +16,7 @@ def reinforce_pp(batch: GroupedRewards, *, gamma: float = 1.0) -> Estimate:
     """
     tokens = batch.the_tokens("reinforce_pp")
     rewards = tokens.with_final(batch.rewards)
-    to_go = returns_to_go(rewards, tokens.mask, tokens.sequence_ids, gamma=gamma)
+    to_go = returns_to_go(rewards, tokens.mask, tokens.episodes, gamma=gamma)
     return Estimate(whiten(to_go, tokens.mask), token_level=True)
 
 
@@ -29,7 +29,7 @@ def reinforce_pp_baseline(batch: GroupedRewards, *, gamma: float = 1.0) -> Estim
     """
     tokens = batch.the_tokens("reinforce_pp_baseline")
     rewards = tokens.with_final(batch.centred)
-    to_go = returns_to_go(rewards, tokens.mask, tokens.sequence_ids, gamma=gamma)
+    to_go = returns_to_go(rewards, tokens.mask, tokens.episodes, gamma=gamma)
     has_reward = tokens.rewards != 0
     if tokens.step_ends is not None:
         has_reward |= tokens.step_ends
@@ -51,6 +51,6 @@ def remax(batch: GroupedRewards) -> Tensor | Estimate:
         return batch.rewards - batch.baseline_rewards
     tokens = batch.tokens
     rewards = tokens.with_final(batch.rewards)
-    to_go = returns_to_go(rewards, tokens.mask, tokens.sequence_ids)
+    to_go = returns_to_go(rewards, tokens.mask, tokens.episodes)
     centred = to_go - batch.baseline_rewards[tokens.sequence_ids]
     return Estimate(torch.where(tokens.mask, centred, 0.0), token_level=True)

@@ -7,6 +7,7 @@ is cut into microbatches changes nothing. No model is involved.
 """
 
 import random
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
@@ -22,17 +23,22 @@ from learner.advantages import Advantages
 from learner.advantages.grouped import GroupedRewards
 from learner.batch.token_weights import token_weights
 from queues.records import FinishReason, Rollout, RolloutGroup
+from queues.segments import paths, spans
 
 
 @dataclass(frozen=True, kw_only=True)
 class Microbatch:
-    """Packed sequences, one after the other. Index t of each column belongs to token t."""
+    """Packed paths, one after the other. Index t of each column belongs to token t.
+
+    A rollout is one path, or several where its history forks (`queues.segments`). What a path
+    shares with an earlier one is context in it: not sampled, and not trained.
+    """
 
     token_ids: Tensor  # [N] int64
-    position_ids: Tensor  # [N] int64, restart at 0 with every sequence
+    position_ids: Tensor  # [N] int64, restart at 0 with every path
     sequence_ids: Tensor  # [N] int64, index of the rollout in the batch
     group_ids: Tensor  # [N] int64, index of the group in the batch
-    mask: Tensor  # [N] bool, tokens that train; never the first of a sequence
+    mask: Tensor  # [N] bool, tokens that train; never the first of a path
     behavior_logprobs: Tensor  # [N] float32, 0 where not sampled
     versions: Tensor  # [N] int64, −1 where not sampled
     rewards: Tensor  # [N] float32, of the rollout's task, without shaping
@@ -53,7 +59,7 @@ class Microbatch:
         return self._each(lambda column: column.to(device))
 
     def take(self, indices: Tensor | slice) -> Self:
-        """Return the tokens at `indices` [M]; they must be whole sequences, in order."""
+        """Return the tokens at `indices` [M]; they must be whole paths, in order."""
         return self._each(lambda column: column[indices])
 
     def _each(self, change: Callable[[Tensor], Tensor]) -> Self:
@@ -63,21 +69,24 @@ class Microbatch:
 
 @dataclass(frozen=True, kw_only=True)
 class Sequences:
-    """Rollouts of a batch that one optimizer step trains, in the order of their groups."""
+    """Rollouts of a batch that one optimizer step trains, in the order of their groups.
+
+    P is the number of their paths, which models compute each for itself.
+    """
 
     tokens: Microbatch
     """All of them, packed."""
     lengths: list[int]
-    """[R] tokens of each rollout, prompt included."""
+    """[P] tokens of each path, its context included."""
 
     @cached_property
     def starts(self) -> Tensor:
-        """[R] where each rollout begins in `tokens`, int64."""
+        """[P] where each path begins in `tokens`, int64."""
         lengths = torch.tensor(self.lengths)
         return lengths.cumsum(0) - lengths
 
     def positions(self, members: Sequence[int]) -> Tensor:
-        """Return the indices in `tokens` of the tokens of some rollouts, [M] int64."""
+        """Return the indices in `tokens` of the tokens of some paths, [M] int64."""
         starts = self.starts[list(members)].tolist()
         spans = [
             torch.arange(start, start + self.lengths[i])
@@ -87,25 +96,24 @@ class Sequences:
 
     @cached_property
     def trainable(self) -> list[int]:
-        """The rollouts with a token that trains; no microbatch needs the others."""
-        trained: list[int] = torch.unique(self.rollout_of_token[self.tokens.mask]).tolist()
+        """The paths with a token that trains; no microbatch needs the others."""
+        trained: list[int] = torch.unique(self.path_of_token[self.tokens.mask]).tolist()
         return trained
 
     @cached_property
-    def rollout_of_token(self) -> Tensor:
+    def path_of_token(self) -> Tensor:
         """[N] int64, index into `lengths`."""
         return torch.arange(len(self.lengths)).repeat_interleave(torch.tensor(self.lengths))
 
-    def by_group(self, rollouts: Sequence[int]) -> list[list[int]]:
-        """Return some rollouts, those of a group together."""
-        groups: dict[int, list[int]] = {}
-        for i in rollouts:
-            groups.setdefault(self.group_of_rollout[i], []).append(i)
-        return list(groups.values())
+    @cached_property
+    def rollout_of_path(self) -> list[int]:
+        """[P] index of its rollout in the batch."""
+        rollouts: list[int] = self.tokens.sequence_ids[self.starts].tolist()
+        return rollouts
 
     @cached_property
-    def group_of_rollout(self) -> list[int]:
-        """[R] index of its group in the batch."""
+    def group_of_path(self) -> list[int]:
+        """[P] index of its group in the batch."""
         groups: list[int] = self.tokens.group_ids[self.starts].tolist()
         return groups
 
@@ -146,8 +154,10 @@ class TrainBatch(Sequences):
     """Groups that the batch was built of."""
     engines: Sequence[str]
     """[R] name of the engine that sampled each rollout."""
+    left_out: Mapping[str, int]
+    """Sampled tokens that rollouts do not hold, by reason."""
     end_values: Tensor | None = None
-    """[R] float32, the critic's value of the state after each rollout, where it is needed."""
+    """[R] float32, the critic's value of the state after each rollout's last path, where needed."""
     advantages: Advantages | None = None
     """Advantages of the R rollouts, or of the N tokens; None before they are computed."""
     dropped: Tensor | None = None
@@ -156,7 +166,8 @@ class TrainBatch(Sequences):
     @property
     def group_ids(self) -> Tensor:
         """[R] int64, index of each rollout's group."""
-        return torch.tensor(self.group_of_rollout)
+        rollouts, groups = torch.tensor(self.rollout_of_path), torch.tensor(self.group_of_path)
+        return groups.new_empty(len(self.rewards)).scatter_(0, rollouts, groups)
 
     @property
     def tied(self) -> Tensor:
@@ -180,13 +191,13 @@ class TrainBatch(Sequences):
     @property
     def response_lengths(self) -> Tensor:
         """[R] int64, sampled tokens of each rollout, whether they train or not."""
-        return torch.bincount(self.rollout_of_token[self.sampled], minlength=len(self.lengths))
+        return torch.bincount(self.tokens.sequence_ids[self.sampled], minlength=len(self.rewards))
 
     @property
     def generated(self) -> list[int]:
-        """The rollouts with a token that was sampled, whether it trains or not."""
-        rollouts: list[int] = torch.unique(self.rollout_of_token[self.sampled]).tolist()
-        return rollouts
+        """The paths with a token that was sampled in them, whether it trains or not."""
+        paths: list[int] = torch.unique(self.path_of_token[self.sampled]).tolist()
+        return paths
 
     def with_columns(self, **columns: Tensor) -> "TrainBatch":
         """Return the batch with further columns [N] of its tokens."""
@@ -212,9 +223,10 @@ class TrainBatch(Sequences):
     ) -> Sequences:
         """Return the rollouts of some groups, with `token_weights` over them."""
         chosen = set(groups)
-        members = [i for i, group in enumerate(self.group_of_rollout) if group in chosen]
+        members = [i for i, group in enumerate(self.group_of_path) if group in chosen]
         if self.dropped is not None:
-            members = [i for i in members if not self.dropped[i]] or members
+            rollouts = self.rollout_of_path
+            members = [i for i in members if not self.dropped[rollouts[i]]] or members
         tokens = self.tokens.take(self.positions(members))
         weights = token_weights(
             aggregation, tokens.mask, tokens.sequence_ids, tokens.group_ids, max_length=fixed_length
@@ -251,7 +263,7 @@ def read_batch(
     """Return the tensors of a batch, without advantages and token weights.
 
     Fewer rollouts than the group size are fine: every statistic is over what is there. Masked-out
-    tokens still count as sampled.
+    tokens still count as sampled, but for the context of a path, which counts where it was sampled.
 
     Args:
         groups: As taken from the queue.
@@ -260,37 +272,38 @@ def read_batch(
         process_rewards: Separate `Rollout.turn_rewards` from the rest of a rollout's reward.
 
     Raises:
-        HeadwayError: No rollouts, or one whose first token counts as sampled: a model gives no
-            probability to the first token of a sequence.
+        HeadwayError: No rollouts, or a path whose first token counts as sampled: a model gives no
+            probability to the first token of a path.
     """
     rollouts = [rollout for group in groups for rollout in group.rollouts]
     if not rollouts:
         raise HeadwayError("a batch without rollouts cannot be trained")
     _check(groups)
-    lengths = [len(rollout.token_ids) for rollout in rollouts]
+    layout = _Layout.of(rollouts)
     group_index = torch.tensor([i for i, group in enumerate(groups) for _ in group.rollouts])
     rewards = torch.tensor([rollout.reward for rollout in rollouts], dtype=torch.float64)
     truncated = torch.tensor([r.finish_reason is FinishReason.LENGTH for r in rollouts])
-    sequence_ids = torch.arange(len(rollouts)).repeat_interleave(torch.tensor(lengths))
-    mask = _column(rollouts, "loss_mask", torch.bool)
+    sequence_ids = layout.sequence_ids
+    mask = layout.owned(_column(rollouts, "loss_mask", torch.bool), False)
     if mask_truncated:
         mask &= ~truncated[sequence_ids]
-    versions = _column(rollouts, "versions", torch.int64)
+    versions = layout.owned(_column(rollouts, "versions", torch.int64), -1)
     if oldest_version is not None:
         mask &= versions >= oldest_version
     of_turns, step_ends = None, torch.zeros_like(mask)
     if process_rewards:
-        of_turns, step_ends = _turn_rewards(rollouts, lengths)
+        of_rows, ends = _turn_rewards(rollouts)
+        of_turns, step_ends = layout.owned(of_rows, 0.0), layout.owned(ends, False)
         rewards = rewards.index_add(0, sequence_ids, -of_turns.double())
     task_rewards = torch.tensor([r.task_reward for r in rollouts], dtype=torch.float64)
     empty = torch.zeros(len(mask))
     tokens = Microbatch(
-        token_ids=_column(rollouts, "token_ids", torch.int64),
-        position_ids=torch.cat([torch.arange(length) for length in lengths]),
+        token_ids=_column(rollouts, "token_ids", torch.int64)[layout.rows],
+        position_ids=torch.cat([torch.arange(length) for length in layout.lengths]),
         sequence_ids=sequence_ids,
         group_ids=group_index[sequence_ids],
         mask=mask,
-        behavior_logprobs=_column(rollouts, "behavior_logprobs", torch.float32),
+        behavior_logprobs=layout.owned(_column(rollouts, "behavior_logprobs", torch.float32), 0.0),
         versions=versions,
         rewards=task_rewards.float()[sequence_ids],
         advantages=empty,
@@ -298,7 +311,7 @@ def read_batch(
     )
     return TrainBatch(
         tokens=tokens,
-        lengths=lengths,
+        lengths=layout.lengths,
         rewards=rewards,
         task_rewards=task_rewards,
         reward_parts=_parts(rollouts),
@@ -308,6 +321,7 @@ def read_batch(
         truncated=truncated,
         groups=len(groups),
         engines=[rollout.engine_id for rollout in rollouts],
+        left_out=sum((Counter(rollout.left_out) for rollout in rollouts), Counter()),
     )
 
 
@@ -323,24 +337,60 @@ def _baselines(rollouts: Sequence[Rollout]) -> Tensor | None:
     return torch.tensor(known, dtype=torch.float64) if len(known) == len(rewards) else None
 
 
-def _turn_rewards(rollouts: Sequence[Rollout], lengths: Sequence[int]) -> tuple[Tensor, Tensor]:
-    """Return the rewards of turns [N], and where turns end that have one [N] bool."""
-    rewards, start = torch.zeros(sum(lengths)), 0
+@dataclass(frozen=True)
+class _Layout:
+    """Where the tokens of a batch stand in the rows of its rollouts, one row after another."""
+
+    lengths: list[int]  # [P] tokens of each path
+    sequence_ids: Tensor  # [N] int64, index of the rollout
+    rows: Tensor  # [N] int64, index of each token in the rows
+    own: Tensor  # [N] bool, false for the context of a path
+
+    @classmethod
+    def of(cls, rollouts: Sequence[Rollout]) -> "_Layout":
+        """Lay out the paths of each rollout one after another."""
+        lengths, owners, indices, own, start = list[int](), list[int](), [], [], 0
+        for number, rollout in enumerate(rollouts):
+            length = len(rollout.token_ids)
+            for path, (begin, end) in zip(
+                paths(rollout), spans(rollout.segments, length), strict=True
+            ):
+                lengths.append(len(path))
+                owners.append(number)
+                indices.append(path + start)
+                own.append((path >= begin) & (path < end))
+            start += length
+        return cls(
+            lengths,
+            torch.tensor(owners).repeat_interleave(torch.tensor(lengths)),
+            torch.from_numpy(np.concatenate(indices)),
+            torch.from_numpy(np.concatenate(own)),
+        )
+
+    def owned(self, column: Tensor, context: float) -> Tensor:
+        """Return a column of the rows for the tokens [N], with one value for all context."""
+        return column[self.rows].masked_fill_(~self.own, context)
+
+
+def _turn_rewards(rollouts: Sequence[Rollout]) -> tuple[Tensor, Tensor]:
+    """Return the rewards of turns, and where turns end that have one, of the rollouts' rows."""
+    rewards, start = torch.zeros(sum(len(rollout.token_ids) for rollout in rollouts)), 0
     ends = torch.zeros(len(rewards), dtype=torch.bool)
-    for rollout, length in zip(rollouts, lengths, strict=True):
+    for rollout in rollouts:
         for turn in rollout.turn_rewards:
             rewards[start + turn.end] += turn.reward
             ends[start + turn.end] = True
-        start += length
+        start += len(rollout.token_ids)
     return rewards, ends
 
 
 def _check(groups: Sequence[RolloutGroup]) -> None:
     for group in groups:
         for rollout in group.rollouts:
-            if not len(rollout.loss_mask) or rollout.loss_mask[0]:
+            forks = [segment.start for segment in rollout.segments if not segment.prefix]
+            if not len(rollout.loss_mask) or any(rollout.loss_mask[at] for at in (0, *forks)):
                 raise HeadwayError(
-                    f"group {group.group_id}, sample {rollout.sample_index}: a rollout must begin "
+                    f"group {group.group_id}, sample {rollout.sample_index}: a path must begin "
                     "with at least one prompt token, which is not sampled"
                 )
 

@@ -3,6 +3,7 @@
 Every rank must enter the same collectives, so all get the same number of microbatches.
 """
 
+from collections import defaultdict
 from collections.abc import Sequence
 
 from learner.batch.packing import balance, pack
@@ -20,8 +21,12 @@ def workload(length: int) -> int:
     return length * (BREAK_EVEN_TOKENS + length)
 
 
-def plan_microbatches(lengths: Sequence[int], ranks: int, capacity: int) -> list[Indices]:
+def plan_microbatches(
+    lengths: Sequence[int], ranks: int, capacity: int, owners: Sequence[int] | None = None
+) -> list[Indices]:
     """Share sequences out over ranks by workload, and pack each share into microbatches.
+
+    Sequences of one of the `owners` [S], such as a rollout, are on one rank; None: each is its own.
 
     Where a rank needs fewer microbatches than another, its largest are cut in two, and dummies fill
     up. Microbatches descend by workload, so that ranks that meet at each have much the same to do
@@ -39,7 +44,12 @@ def plan_microbatches(lengths: Sequence[int], ranks: int, capacity: int) -> list
         [[[1], []], [[0, 2], [3]]]
     """
     plan: list[Indices] = []
-    for share in balance([workload(length) for length in lengths], ranks):
+    owned: defaultdict[int, list[int]] = defaultdict(list)
+    for i, owner in enumerate(range(len(lengths)) if owners is None else owners):
+        owned[owner].append(i)
+    units = [*owned.values()]
+    for members in balance([_load(unit, lengths) for unit in units], ranks):
+        share = sorted(i for unit in members for i in units[unit])
         packed = pack([lengths[i] for i in share], capacity)
         plan.append([[share[i] for i in members] for members in packed])
     count = max(1, *(len(share) for share in plan))

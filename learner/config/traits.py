@@ -27,7 +27,7 @@ class LossTraits:
     off_policy: bool = False
     """True if stale rollouts need no correction, whatever the anchor."""
     unit: Unit = "token"
-    """The unit that must lie whole in one microbatch."""
+    """The unit that must lie whole in one microbatch: a path of a rollout, the rollout, a group."""
     aggregations: tuple[str, ...] | None = None
     """Modes of `learner.batch.token_weights` that the loss is defined for; None: all."""
     advantages: tuple[str, ...] | None = None
@@ -83,6 +83,8 @@ class CorrectionTraits:
     """It multiplies by a ratio; false: it only rejects, which counts no ratio twice."""
     corrects: bool = True
     """It accounts for the difference between behaviour and proximal policy."""
+    unit: Unit = "sequence"
+    """The unit that must lie whole in one microbatch."""
     needs: Collection[str] = ()
     """Optional fields of `LossInputs` that it cannot do without."""
 
@@ -186,7 +188,8 @@ LOSSES = Registry(
 )
 
 _WEIGHT, _REJECTION = CorrectionTraits(), CorrectionTraits(weighs=False)
-_UNCORRECTED = replace(_REJECTION, corrects=False)
+_TOKEN_WEIGHT = CorrectionTraits(unit="token")
+_UNCORRECTED = replace(_REJECTION, corrects=False, unit="token")
 _BY_LAG = replace(_UNCORRECTED, needs=frozenset({"versions", "version"}))
 
 CORRECTIONS = Registry(
@@ -194,9 +197,9 @@ CORRECTIONS = Registry(
     "module:function",
     CorrectionTraits,
     _entry("corrections.by_token:none", _UNCORRECTED),
-    _entry("corrections.by_token:tis", _WEIGHT),
-    _entry("corrections.by_token:mis", _WEIGHT),
-    _entry("corrections.by_token:icepop", _WEIGHT),
+    _entry("corrections.by_token:tis", _TOKEN_WEIGHT),
+    _entry("corrections.by_token:mis", _TOKEN_WEIGHT),
+    _entry("corrections.by_token:icepop", _TOKEN_WEIGHT),
     _entry("corrections.by_sequence:sequence_tis", _WEIGHT),
     _entry("corrections.by_sequence:sequence_mis", _WEIGHT),
     _entry("corrections.by_sequence:geometric_mis", _REJECTION),

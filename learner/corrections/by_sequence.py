@@ -1,4 +1,4 @@
-"""Corrections by the ratio of whole sequences.
+"""Corrections by the ratio of whole sequences: of a rollout, over all paths of its history.
 
 The product of all token ratios is unbiased for the objective over sequences, and its variance
 explodes with their length; the geometric mean is neither, and only used to reject.

@@ -188,6 +188,8 @@ class BatchReport(OffPolicyFigures):
     `learner.model.lora.lost_to_rounding`."""
     tokens_too_old: int | None = None
     """Sampled tokens left out for their lag, where there is a limit."""
+    tokens_left_out: Mapping[str, int] | None = None
+    """Sampled tokens that rollouts do not hold, by reason; None where there are none."""
     engines: Mapping[str, EngineFigures] | None = None
     """By name of the engine; None where nothing was measured."""
     gold: GoldFigures | None = None

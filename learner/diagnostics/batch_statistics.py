@@ -114,6 +114,7 @@ def batch_report(
         teacher_divergence=_by_teacher(policy, config),
         critic=None if sums.critic is None else _critic_figures(totals, sums.critic),
         tokens_too_old=_too_old(batch, version, config.max_token_lag),
+        tokens_left_out=dict(batch.left_out) or None,
         gold=_gold_figures(batch),
         engines=engine_comparison.figures(units, sums.units, passes=config.epochs) or None,
     )

@@ -12,8 +12,9 @@ from learner.losses.ppo import clipped
 def gspo(inputs: LossInputs, *, clip_low: float = 3e-4, clip_high: float = 4e-4) -> TokenLoss:
     """ℓ_t = max(−A·s, −A·clip(s, 1 − clip_low, 1 + clip_high)), s = exp(mean_t log r_t).
 
-    The mean is over the trained tokens of the sequence, r = current / anchor; every token of a
-    sequence carries the sequence's loss. The bounds are ten to a hundred times smaller than PPO's.
+    The mean is over the trained tokens of the sequence, a rollout with all paths of its history;
+    r = current / anchor. Every token of a sequence carries the sequence's loss. The bounds are ten
+    to a hundred times smaller than PPO's.
 
     Stats count tokens of the sequences concerned: `clip_low`, `clip_high`, `ratio_bounded`
     (|mean log-ratio| beyond 20).

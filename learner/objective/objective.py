@@ -17,7 +17,7 @@ from learner.advantages import estimate_advantages
 from learner.advantages.grouped import GroupedRewards, RolloutTokens
 from learner.batch.batch import Microbatch, Sequences, TrainBatch
 from learner.config.objective import KlConfig, ObjectiveConfig
-from learner.config.traits import ESTIMATORS, LOSSES
+from learner.config.traits import CORRECTIONS, ESTIMATORS, LOSSES
 from learner.corrections import importance_weights
 from learner.diagnostics.update_sums import ComparedTokens, PolicySums
 from learner.engine.protocol import Forward
@@ -59,7 +59,10 @@ class Objective:
     @property
     def unit(self) -> str:
         """The unit that must lie whole in one microbatch: `token`, `sequence` or `group`."""
-        return LOSSES[self._config.loss].traits.under(self._config.loss_options).unit
+        config = self._config
+        units: set[str] = {LOSSES[config.loss].traits.under(config.loss_options).unit}
+        units |= {CORRECTIONS[name].traits.unit for name in config.corrections}
+        return next(unit for unit in ("group", "sequence", "token") if unit in units)
 
     @property
     def kl_coefficient(self) -> float:
@@ -122,6 +125,7 @@ class Objective:
             rewards=torch.zeros(len(batch.sampled)) if turns is None else turns,
             values=batch.tokens.values,
             step_ends=batch.step_ends,
+            path_ids=batch.path_of_token,
         )
         rollouts = GroupedRewards(
             rewards=batch.task_rewards if raw else batch.rewards,
@@ -133,7 +137,7 @@ class Objective:
             tokens=tokens,
             truncated=batch.truncated,
             end_values=batch.end_values,
-            trainable=tokens.sums(batch.tokens.mask, len(batch.lengths)) > 0,
+            trainable=tokens.sums(batch.tokens.mask, len(batch.rewards)) > 0,
         )
         advantages = estimate_advantages(config.advantage, rollouts, **config.advantage_options)
         dropped = ~advantages.keep

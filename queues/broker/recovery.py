@@ -133,7 +133,7 @@ def _read_selection(ledger: Ledger, state: BrokerState) -> None:
 def _read_groups(ledger: Ledger, state: BrokerState) -> None:
     """Fill the groups that are not in a final state, and put them into their queues."""
     issued_anew = set(_train_prompts(ledger, f"state = 'dropped' AND reason = '{OVERDUE}'"))
-    oldest_saved = ledger.oldest_partials()
+    oldest_saved, oldest_noted = ledger.oldest("partials"), ledger.oldest("notes")
     now = time.monotonic()
     to_monotonic = now - clock.now()
     live = ", ".join(f"'{x}'" for x in State if x not in FINAL)
@@ -153,6 +153,7 @@ def _read_groups(ledger: Ledger, state: BrokerState) -> None:
             engine_id=row["engine_id"],
             start_version=row["start_version"],
             saved=oldest_saved.get(row["group_id"]),
+            noted=oldest_noted.get(row["group_id"]),
         )
         if group.state is State.READY:
             # The stamp is of an earlier session, whose clock may have been ahead.

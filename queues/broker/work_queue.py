@@ -8,7 +8,6 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import replace
 from functools import partial
 
 from headway.errors import HeadwayError
@@ -18,7 +17,7 @@ from queues.broker.retention import Retention
 from queues.errors import LedgerError, ProtocolError, QueueClosed, SchemaError
 from queues.protocols import WorkQueue
 from queues.records import Lease, Purpose, PutStatus
-from queues.state.groups import ENGINE_LOST, UNCLAIMED, Group, State
+from queues.state.groups import ENGINE_LOST, UNCLAIMED, Group, State, oldest_of
 from queues.storage.ledger_schema import SERVES
 
 log = logging.getLogger(__name__)
@@ -57,7 +56,7 @@ class BrokerWorkQueue(WorkQueue):
         commits.check_open()
         self._watch_leases()
 
-        def decide() -> tuple[list[Lease], asyncio.Future[dict[str, bytes]]] | None:
+        def decide() -> asyncio.Future[list[Lease]] | None:
             if self._released[engine_id] != released:
                 return None  # the caller is gone; its successor calls by itself
             now = time.monotonic()
@@ -66,22 +65,27 @@ class BrokerWorkQueue(WorkQueue):
             if not leases:
                 return None
             in_flight = state.groups.in_flight
-            continued = [x.group_id for x in leases if in_flight[x.group_id].saved is not None]
+            begun = {
+                group.group_id: {"saved": group.saved is not None, "noted": group.noted is not None}
+                for group in (in_flight[lease.group_id] for lease in leases)
+                if group.attempt > 1
+            }
 
-            def record() -> dict[str, bytes]:
+            def record() -> list[Lease]:
                 commits.ledger.lease(engine_id, leases)
-                return commits.ledger.partials(continued)
+                with_begun = commits.ledger.with_begun
+                return [
+                    with_begun(x, **begun[x.group_id]) if x.group_id in begun else x for x in leases
+                ]
 
-            return leases, commits.submit(record)
+            return commits.submit(record)
 
-        decided = await commits.lease_polls.until(decide, timeout, name=engine_id)
-        if decided is None:
+        durable = await commits.lease_polls.until(decide, timeout, name=engine_id)
+        if durable is None:
             return []
-        leases, durable = decided
         self._watch_leases()
         commits.prompt_polls.wake()
-        saved = await durable
-        return [replace(lease, saved=saved.get(lease.group_id)) for lease in leases]
+        return await durable
 
     async def heartbeat(
         self, engine_id: str, held: Collection[tuple[str, int]]
@@ -119,6 +123,24 @@ class BrokerWorkQueue(WorkQueue):
         group.saved = summary.oldest_version
         save = self.commits.ledger.save_partial
         await self.commits.durable(partial(save, group.group_id, summary.oldest_version, payload))
+
+    async def note(
+        self,
+        engine_id: str,
+        group_id: str,
+        attempt: int,
+        sample_index: int,
+        name: str,
+        payload: bytes,
+        oldest_version: int | None,
+    ) -> bytes:
+        self.commits.check_open()
+        group = self.commits.state.groups.leased_to(engine_id, group_id, attempt)
+        if group is None or group.evaluation:
+            return payload
+        group.noted = oldest_of(group.noted, oldest_version)
+        row = (group_id, sample_index, name, oldest_version, payload)
+        return await self.commits.durable(partial(self.commits.ledger.keep_note, row))
 
     async def fail(
         self, engine_id: str, group_id: str, attempt: int, *, reason: str, error: str

@@ -64,17 +64,20 @@ def read_batch(run_directory: Path, version: int, *, groups: int = -1) -> list[b
             " JOIN results USING (group_id) WHERE version = ? ORDER BY position LIMIT ?",
             (version, groups),
         ).fetchall()
-    payloads = []
-    for group_id, is_removed, *location in rows:
-        if is_removed:
-            raise InputError(
-                f"batch {version}: its group {group_id} was removed from the journal when nothing "
-                'needed it any more; queues.keep_rollouts = "all" keeps every group'
-            )
-        try:
-            payloads.append(read_group(run_directory / JOURNAL_NAME, location))
-        except JournalError as error:
-            raise InputError(
-                f"batch {version}: its group {group_id} cannot be read any more: {error}"
-            ) from error
-    return payloads
+    return [
+        read_payload(run_directory, f"batch {version}: its group {group_id}", *stored)
+        for group_id, *stored in rows
+    ]
+
+
+def read_payload(run_directory: Path, name: str, is_removed: bool, *location: int) -> bytes:
+    """Return the payload of a group; InputError, which begins with its name, if it is gone."""
+    if is_removed:
+        raise InputError(
+            f"{name} was removed from the journal when nothing needed it any more; "
+            'queues.keep_rollouts = "all" keeps every group'
+        )
+    try:
+        return read_group(run_directory / JOURNAL_NAME, location)
+    except JournalError as error:
+        raise InputError(f"{name} cannot be read any more: {error}") from error

@@ -209,6 +209,8 @@ class BrokerState:
         excused = reason in reasons.EXCUSED
         if not excused:
             group.failures += 1
+            if group.failures > 1:  # the last attempt went on from them
+                group.noted = None
         if group.failures >= self.config.max_attempts:
             self._fail(group, reason)
             if group.evaluation is None:
@@ -349,24 +351,24 @@ class BrokerState:
         return self.prompts.pop_train(min(wanted, allowed))
 
     def _drop_unfitting(self, group: Group, version: int, *, others: int) -> None:
-        """Leave out saved tokens that are too old for the group to be trained in time.
+        """Leave out what was saved or noted if it is too old for the group to be trained in time.
 
         The engine serves `version`, and `others` groups are leased after it at the same time.
         """
-        if group.saved is not None and not fits(
+        if group.begun is not None and not fits(
             self.groups.due,
-            [min(group.saved, version)] + [version] * others,
+            [min(group.begun, version)] + [version] * others,
             version=self.version,
             bounds=self.lease_bounds,
             overdue=self.groups.overdue,
         ):
-            group.saved = None
+            group.saved = group.noted = None
 
     def _lease(self, group: Group, engine_id: str, version: int, expires: float) -> Lease:
         run = self._evaluation(group)
         group.attempt += 1
         group.overdue = False
-        start = version if group.saved is None else min(version, group.saved)
+        start = version if group.begun is None else min(version, group.begun)
         group.engine_id, group.start_version, group.expires = engine_id, start, expires
         deadline = self.lease_bounds.deadline(start) if run is None else None
         self.groups.move(group, State.LEASED, due=deadline)

@@ -95,6 +95,13 @@ class Group:
     """Monotonic seconds."""
     saved: int | None = None
     """Oldest version of the tokens that were saved without a result; None without any."""
+    noted: int | None = None
+    """Oldest version of the tokens in the notes about its rollouts; None without any."""
+
+    @property
+    def begun(self) -> int | None:
+        """Oldest version of all that was saved or noted, with which the next lease goes on."""
+        return oldest_of(self.saved, self.noted)
 
     @property
     def purpose(self) -> Purpose:
@@ -241,6 +248,11 @@ class Groups:
             self.overdue += change
         else:
             _add(self.due, group.due, change)
+
+
+def oldest_of(*versions: int | None) -> int | None:
+    """Return the oldest of the versions that there are; None without any."""
+    return min((version for version in versions if version is not None), default=None)
 
 
 def _add(counter: Counter[Any], key: Any, change: int) -> None:

@@ -7,7 +7,8 @@ commits; only recovery and closing work outside a transaction.
 import json
 import logging
 import sqlite3
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
@@ -148,7 +149,7 @@ class Ledger:
             " WHERE group_id = ?",
             (reason, error, clock.now(), group_id),
         )
-        self._forget_partial(group_id)
+        self._forget_begun(group_id)
 
     def accept(self, result: Summary, location: Location | None, accepted: Acceptance) -> None:
         """Record the one result of a group, its location in the journal, and its effect."""
@@ -172,7 +173,7 @@ class Ledger:
             "UPDATE groups SET state = ?, reason = ? WHERE group_id = ?",
             (accepted.state, FILTERED if dropped else "", result.group_id),
         )
-        self._forget_partial(result.group_id)
+        self._forget_begun(result.group_id)
         if dropped:
             self._count(DROPPED_SINCE_TAKE, 1)
         if accepted.let_through:
@@ -189,7 +190,7 @@ class Ledger:
             [(State.DROPPED, OVERDUE, now, version, old.group_id) for old, _ in reissues],
         )
         for dropped, _ in reissues:
-            self._forget_partial(dropped.group_id)
+            self._forget_begun(dropped.group_id)
         new = [group for _, group in reissues]
         self._insert_groups(new, [dump_prompt(group.prompt) for group in new])
         self._count("issued", len(new))
@@ -262,15 +263,30 @@ class Ledger:
             "INSERT OR REPLACE INTO partials VALUES (?, ?, ?)", (group_id, oldest_version, payload)
         )
 
-    def partials(self, group_ids: Iterable[str]) -> dict[str, bytes]:
-        """Return the saved tokens of those groups that have any."""
-        select = "SELECT payload FROM partials WHERE group_id = ?"
-        rows = {x: self.execute(select, (x,)).fetchone() for x in group_ids}
-        return {group_id: row[0] for group_id, row in rows.items() if row is not None}
+    def keep_note(self, row: tuple[str, int, str, int | None, bytes]) -> bytes:
+        """Keep a note, a row of `notes`, unless there is one of its name; return the kept one."""
+        self.execute("INSERT OR IGNORE INTO notes VALUES (?, ?, ?, ?, ?)", row)
+        payload: bytes = self.execute(
+            "SELECT payload FROM notes WHERE (group_id, sample_index, name) = (?, ?, ?)", row[:3]
+        ).fetchone()[0]
+        return payload
 
-    def oldest_partials(self) -> dict[str, int]:
-        """Return the oldest version of the saved tokens of every group that has any."""
-        return dict(self.execute("SELECT group_id, oldest_version FROM partials").fetchall())
+    def with_begun(self, lease: Lease, *, saved: bool, noted: bool) -> Lease:
+        """Return a lease with what its group goes on from; delete what it does not go on from."""
+        self._forget_begun(lease.group_id, saved=not saved, notes=not noted)
+        key = (lease.group_id,)
+        partial = self.execute("SELECT payload FROM partials WHERE group_id = ?", key).fetchone()
+        rows = self.execute("SELECT sample_index, name, payload FROM notes WHERE group_id = ?", key)
+        return replace(
+            lease,
+            saved=None if partial is None else partial[0],
+            notes={(index, name): payload for index, name, payload in rows},
+        )
+
+    def oldest(self, table: Literal["partials", "notes"]) -> dict[str, int | None]:
+        """Return the oldest version in the saved tokens or notes of every group that has any."""
+        select = f"SELECT group_id, min(oldest_version) FROM {table} GROUP BY group_id"
+        return dict(self.execute(select).fetchall())
 
     def remember(self, key: str, value: str) -> str:
         """Record a value of the run, unless the key has one; return the recorded value."""
@@ -301,8 +317,10 @@ class Ledger:
             ],
         )
 
-    def _forget_partial(self, group_id: str) -> None:
-        self.execute("DELETE FROM partials WHERE group_id = ?", (group_id,))
+    def _forget_begun(self, group_id: str, *, saved: bool = True, notes: bool = True) -> None:
+        for table, forgets in (("partials", saved), ("notes", notes)):
+            if forgets:
+                self.execute(f"DELETE FROM {table} WHERE group_id = ?", (group_id,))
 
     def _update_batch(self, change: str, version: int) -> None:
         self.execute(

@@ -37,6 +37,7 @@ _STATEMENTS = (
     f"DELETE FROM results WHERE {_GIVEN_UP}",
     f"DELETE FROM retired WHERE {_GIVEN_UP}",
     f"DELETE FROM partials WHERE :all OR {_GIVEN_UP}",
+    f"DELETE FROM notes WHERE :all OR {_GIVEN_UP}",
     f"UPDATE groups SET state = 'queued', start_version = NULL, deadline_version = NULL,"
     f" trained_version = NULL WHERE {_GIVEN_UP}",
     "DELETE FROM checkpoints WHERE version > :version",

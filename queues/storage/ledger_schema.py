@@ -11,7 +11,7 @@ from typing import Any
 from queues.errors import LedgerError
 from queues.storage.row_checksums import check, protect, register
 
-SCHEMA_VERSION = 6
+SCHEMA_VERSION = 7
 FILE_NAME = "ledger.sqlite"
 LOCK_NAME = "ledger.lock"
 """Locked by the broker while it lives."""
@@ -99,6 +99,14 @@ CREATE TABLE partials (                     -- at most one for a group without a
     group_id TEXT PRIMARY KEY REFERENCES groups (group_id),
     oldest_version INTEGER NOT NULL,
     payload BLOB NOT NULL
+) STRICT, WITHOUT ROWID;
+CREATE TABLE notes (                        -- about rollouts of groups without a result
+    group_id TEXT NOT NULL REFERENCES groups (group_id),
+    sample_index INTEGER NOT NULL,
+    name TEXT NOT NULL,                     -- see queues.protocols.WorkQueue.note
+    oldest_version INTEGER,
+    payload BLOB NOT NULL,
+    PRIMARY KEY (group_id, sample_index, name)
 ) STRICT, WITHOUT ROWID
 """
 

@@ -1,17 +1,11 @@
 """Settings that are refused, and that are taken."""
 
-import sys
-import types
-
 import pytest
 from fakes import engine_spec
 from pydantic import ValidationError
 
 from actors.config import ActorsConfig, HeldoutConfig, PromptsConfig
 from actors.engines.vllm_arguments import plain_arguments
-from actors.environments.load_environment import load_environment
-from actors.sources.load_source import load_source
-from headway.errors import InputError
 
 
 @pytest.mark.parametrize(
@@ -70,25 +64,6 @@ def test_dotted_paths_and_known_names_are_accepted():
     assert PromptsConfig(source="reasoning_gym:chain_sum").group_size == 8
     assert HeldoutConfig().source is None
     assert ActorsConfig(reward=[], environment="my_module:World").reward == ()
-
-
-@pytest.mark.parametrize(
-    ("setting", "load"),
-    [
-        ("actors.environment", load_environment),
-        ("source", lambda name, options: load_source(name, options=options, seed=0)),
-    ],
-)
-@pytest.mark.parametrize(
-    ("installed", "message"), [(None, "cannot be imported"), ("0.4.0", "0.4.0 is installed")]
-)
-def test_environments_of_verifiers_name_the_version_to_install(
-    monkeypatch, setting, load, installed, message
-):
-    module = installed and types.SimpleNamespace(__version__=installed)
-    monkeypatch.setitem(sys.modules, "verifiers", module)
-    with pytest.raises(InputError, match=f"{setting} = 'verifiers:x'.*{message}.*verifiers<0.2"):
-        load("verifiers:x", {})
 
 
 def test_the_workers_of_an_engine_are_its_own_processes_also_in_a_placement_group():

@@ -75,6 +75,7 @@ def test_the_scores_of_a_readme_are_those_of_the_stored_run(file):
     [
         pytest.param("chat_task", "sorting", "heldout_sampled", 0.5, 0.75, marks=slow),
         pytest.param("tools", "prices", "heldout_sampled", 0.4, 0.75, marks=slow),
+        pytest.param("agent", "agent", "heldout_sampled", 0.45, 0.55, marks=slow),
         pytest.param("reward_model", "preferences", "heldout", 0.45, 0.55, marks=slow),
     ],
 )

@@ -33,13 +33,27 @@ class ModelGroup:
     """What was saved of it: its oldest version, and the payload."""
     goes_on: bool = False
     """Whether its next lease may carry that."""
+    notes: dict[tuple[int, str], tuple[int, bytes]] = field(default_factory=dict)
+    """Oldest version and payload of what was noted of its rollouts."""
+    noted: int | None = None
+    """The oldest version of all notes; None if its next lease may not carry them."""
     inherited: int = 0
     """Attempt of its lease by the broker before this one, until its holder's first heartbeat."""
 
     @property
     def carried(self):
-        """Saved payload that the present lease carries."""
-        return self.kept[1] if self.kept and self.goes_on else None
+        """Saved payload and notes that the present lease carries."""
+        notes = {name: payload for name, (_, payload) in self.notes.items()}
+        return self.kept and self.kept[1], notes
+
+    @property
+    def begun(self):
+        """The oldest version that the next lease may go on from."""
+        saved = [self.kept[0]] if self.kept and self.goes_on else []
+        return min([*saved, *([] if self.noted is None else [self.noted])], default=None)
+
+    def forget(self):
+        self.kept, self.notes, self.noted = None, {}, None
 
     @property
     def group_id(self):
@@ -141,13 +155,17 @@ class Model:
         for after, group in zip(range(len(leased))[::-1], leased, strict=True):
             self.line.remove(group)
             start = version
-            if group.goes_on and group.kept is not None:
-                first = min(version, group.kept[0])
+            if group.begun is not None:
+                first = min(version, group.begun)
                 rest = self.allowed(version, [first + self.staleness])
                 if self.allowed(first) and rest >= after:
                     start = first
                 else:
-                    group.goes_on = False
+                    group.goes_on, group.noted = False, None
+            if not group.goes_on:
+                group.kept = None
+            if group.noted is None:
+                group.notes = {}
             group.attempt += 1
             group.state, group.engine, group.start = "leased", engine, start
             group.due = None if group.evaluation else start + self.staleness
@@ -157,11 +175,19 @@ class Model:
         if self.holds(group, engine, attempt) and group.evaluation is None:
             group.kept, group.goes_on = kept, True
 
+    def note(self, group, engine, attempt, name, note):
+        """Return the payload that stays."""
+        if not self.holds(group, engine, attempt) or group.evaluation is not None:
+            return note[1]
+        group.noted = note[0] if group.noted is None else min(group.noted, note[0])
+        return group.notes.setdefault(name, note)[1]
+
     def holds(self, group, engine, attempt):
         return (group.state, group.engine, group.attempt) == ("leased", engine, attempt)
 
     def put(self, group, payload, *, tied):
-        group.payload, group.kept = payload, None
+        group.payload = payload
+        group.forget()
         if group.evaluation is not None:
             group.state = "scored"
         elif self.limit is not None and tied and self.filtered < self.limit:
@@ -173,12 +199,15 @@ class Model:
 
     def give_back(self, group, reason):
         group.failures += reason not in EXCUSED
+        if group.failures > 1 and reason not in EXCUSED:
+            group.noted = None
         group.due, group.late = None, False
         if group.failures < self.max_attempts:
             group.state = "queued"
             self.line.insert(0, group)
         else:
-            group.state, group.reason, group.kept = "failed", reason, None
+            group.state, group.reason = "failed", reason
+            group.forget()
 
     def claim(self, engine, held):
         """Give back what the broker before leased to the engine and it does not hold."""
@@ -216,7 +245,8 @@ class Model:
         for group in missed:
             if group in self.ready:
                 self.ready.remove(group)
-            group.state, group.reason, group.due, group.kept = "dropped", "overdue", None, None
+            group.state, group.reason, group.due = "dropped", "overdue", None
+            group.forget()
             anew = ModelGroup(len(self.groups) + 1, group.prompt_id, None, anew=True)
             anew.failures = group.failures
             self.groups.append(anew)
@@ -244,6 +274,7 @@ class Model:
         """
         for group in self.groups:
             group.failures, group.late, group.goes_on, group.inherited = 0, False, True, 0
+            group.noted = min((version for version, _ in group.notes.values()), default=None)
             if group.state == "leased" and takes_over:
                 group.inherited = group.attempt
             elif group.state == "leased":

@@ -12,16 +12,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from queues.errors import SchemaError
-from queues.records import FinishReason, RolloutGroup, Summary, TurnReward
+from queues.records import FinishReason, RolloutGroup, Segment, Summary, TurnReward
 from queues.schema import (
     SCHEMA,
     SMALL_BYTES,
     decode,
     decode_arrays,
     encode,
+    read_batch,
     summarize,
     write_parquet,
 )
+from queues.segments import paths
 from tests.property_examples import costly
 from tests.queues.conftest import BEGIN, make_group, make_rollout
 
@@ -48,7 +50,41 @@ def rollouts(draw, index):
             draw(st.lists(st.builds(TurnReward, st.integers(0, len(mask) - 1), FINITE), max_size=3))
         ),
         baseline_reward=draw(st.none() | FINITE),
+        segments=draw(forks(prompt, mask)),
+        left_out=draw(st.dictionaries(st.text(), st.integers(0, 2**40), max_size=2)),
     )
+
+
+WRONG = [
+    [(2, 0, 1)],  # in the prompt
+    [(5, 0, 1)],  # beyond the row
+    [(4, 0, 1), (4, 0, 1)],
+    [(4, 0, 1), (3, 0, 1)],
+    [(4, 1, 1)],  # its own parent
+    [(4, -1, 1)],
+    [(4, 0, 5)],  # longer than the path of its parent
+    [(4, 0, -1)],
+    [(4, 0, 0)],  # begins with a sampled token
+    [(3, 0, 2), (4, 1, 4)],
+    [(4.0, 0, 1)],
+    [(4, False, 1)],
+    [("4", 0, 1)],
+]
+"""Segments that no rollout of three prompt tokens and two sampled ones can have."""
+
+
+@st.composite
+def forks(draw, prompt, mask):
+    """Draw further segments of a rollout with this mask."""
+    starts = draw(st.sets(st.integers(prompt, len(mask) - 1), max_size=4)) if mask[prompt:] else ()
+    drawn, lengths, begun = [], [], 0
+    for start in sorted(starts):
+        lengths.append(start - begun + (drawn[-1].prefix if drawn else 0))
+        parent = draw(st.integers(0, len(drawn)))
+        prefix = draw(st.integers(int(mask[start]), lengths[parent]))
+        drawn.append(Segment(start, parent, prefix))
+        begun = start
+    return tuple(drawn)
 
 
 @st.composite
@@ -112,7 +148,7 @@ def test_columns_are_these_in_this_order():
         "finished_at timestamp[us, tz=UTC]",
         "metadata string",
     ]
-    assert SCHEMA.metadata == {b"headway.schema_version": b"1"}
+    assert SCHEMA.metadata == {b"headway.schema_version": b"2"}
 
 
 def test_a_summary_counts_sampled_tokens_and_spans_their_versions():
@@ -163,6 +199,12 @@ def test_a_summary_counts_sampled_tokens_and_spans_their_versions():
         ({"turn_rewards": [(2.0, 1.0)]}, "metadata: row 1 is .*2.0, 1.0.*, must be a JSON object"),
         ({"turn_rewards": [(4, None)]}, "metadata: row 1 is .*4, null.*, must be a JSON object"),
         ({"engine_id": 3}, "engine_id: not string"),
+        *(({"segments": segments}, "segments: row 1 is .*, must be a list") for segments in WRONG),
+        ({"segments": [(3, 0)]}, "metadata: row 1 is .*, must be a JSON object"),
+        ({"segments": 5}, "metadata: row 1 is .*, must be a JSON object"),
+        ({"left_out": {"undelivered": -1}}, "left_out: row 1 is .*-1.*, must be numbers of tokens"),
+        ({"left_out": {"undelivered": 1.0}}, "left_out: row 1 is .*1.0.*, must be numbers"),
+        ({"left_out": {"undelivered": True}}, "left_out: row 1 is .*true.*, must be numbers"),
     ],
 )
 def test_a_rollout_out_of_range_is_refused(changes, message):
@@ -223,8 +265,8 @@ def rewritten(change, metadata=None):
         (rewritten("add"), "mood: unknown"),
         (rewritten("mix"), r"group_id: \['g1', 'g2'\] must be one for the whole group"),
         (rewritten("metadata"), r"metadata: row 1 is \[\], must be a JSON object .* \(group g0"),
-        (rewritten("", {}), "headway.schema_version: found none, must be 1"),
-        (rewritten("", {b"headway.schema_version": b"2"}), "headway.schema_version: found 2"),
+        (rewritten("", {}), "headway.schema_version: found none, must be 2"),
+        (rewritten("", {b"headway.schema_version": b"1"}), "headway.schema_version: found 1"),
     ],
 )
 def test_a_foreign_payload_is_refused(payload, message):
@@ -246,6 +288,24 @@ def test_numpy_values_are_taken_as_plain_ones():
     rollout = make_rollout(0, reward=np.float32(0.5), token_ids=np.arange(5, dtype=np.int64))
     read = decode(encode(make_group(rollouts=[rollout]))).rollouts[0]
     assert (read.reward, read.token_ids) == (0.5, [0, 1, 2, 3, 4])
+
+
+def test_the_payload_of_an_ordinary_rollout_names_no_fork():
+    rollout = make_rollout(0, turn_rewards=[TurnReward(4, 0.5)], baseline_reward=0.0)
+    batch = read_batch(encode(make_group(rollouts=[rollout, make_rollout(1)])))
+    assert batch["metadata"].to_pylist() == [
+        '{"turn_rewards": [[4, 0.5]], "baseline_reward": 0.0}',
+        "{}",
+    ]
+
+
+def test_the_paths_of_a_rollout_are_its_segments_after_what_they_share():
+    rollout = make_rollout(0, [0] * 7, segments=(Segment(5, 0, 3), Segment(8, 1, 5)))
+    assert [path.tolist() for path in paths(rollout)] == [
+        [0, 1, 2, 3, 4],
+        [0, 1, 2, 5, 6, 7],
+        [0, 1, 2, 5, 6, 8, 9],
+    ]
 
 
 def test_parquet_has_a_row_per_rollout_with_its_state(tmp_path):

@@ -111,7 +111,8 @@ def test_the_list_of_runs(name, tmp_path):
 
 def test_rollouts_as_text(name):
     sample = Sample(
-        version=1, prompt_id=name, sample_index=0, reward=1.0, reward_parts={name: 1.0, "b": 2.0},
+        version=1, group_id="g1", prompt_id=name, sample_index=0,
+        reward=1.0, reward_parts={name: 1.0, "b": 2.0},
         tokens=1, lag=0, finish_reason=name, prompt=name, response=name,
     )  # fmt: skip
     assert "\n" not in heading(sample)

@@ -88,10 +88,11 @@ class RecordingLlm:
         self.requests.append(params)
         span = types.SimpleNamespace(version="0", start=0, end=1)
         done = types.SimpleNamespace(
-            token_ids=[1], logprobs=types.SimpleNamespace(logprobs=[-1.0]),
+            token_ids=[1],
+            logprobs=types.SimpleNamespace(logprobs=[-1.0], start_indices=[0]),
             weight_versions=[span], finish_reason="stop",
         )  # fmt: skip
-        yield types.SimpleNamespace(outputs=[done])
+        yield types.SimpleNamespace(outputs=[done], finished=True)
 
     def shutdown(self, timeout):
         pass

@@ -379,7 +379,7 @@ def test_python_runs_in_the_sandbox():
     ("options", "message"),
     [
         ({"tool": []}, "no option tool; its options: .*tools"),
-        ({"tools": []}, "at least 1 item"),
+        ({"tools": []}, "leaves no tool"),
         ({"tools": ["calculator", "user_module:calculator"]}, "two are named 'calculator'"),
         ({"style": "plain", "tools": ["calculator", "user_module:shout"]}, "there is one"),
         ({"tools": ["builtins:max"]}, "'builtins:max' cannot be described .* no signature"),

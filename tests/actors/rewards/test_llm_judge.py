@@ -60,6 +60,7 @@ def server(*answers, reply_to=None):
 
     listening = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     listening.daemon_threads = True
+    listening.socket.listen(128)  # with the default of 5, callers at once are cut off under load
     thread = threading.Thread(target=listening.serve_forever, args=(0.01,), daemon=True)
     thread.start()
     try:

@@ -2,7 +2,6 @@
 
 import asyncio
 import errno
-import itertools
 import os
 import re
 import time
@@ -146,8 +145,8 @@ def test_a_process_that_cannot_be_started_is_tried_again_within_a_limit(
 async def test_a_call_whose_process_is_killed_from_outside_is_repeated_within_a_limit(
     pool, monkeypatch, tmp_path, caplog, number, times, calls, said
 ):
-    kills = itertools.count(step=2 if ": 2" in said else 0)
-    monkeypatch.setattr("actors.rewards.process.memory_kills", lambda: next(kills))
+    of_memory, killed = 2 if ": 2" in said else 0, tmp_path / "killed"
+    monkeypatch.setattr("actors.rewards.process.memory_kills", lambda: of_memory * killed.exists())
     monkeypatch.setattr("actors.rewards.pool.PAUSES", (0.01, 0.02))
     metadata = {"note": str(tmp_path / "killed"), "times": times, "signal": number}
     prompt = Prompt(prompt_id="a/0/0", text="?", metadata=metadata)

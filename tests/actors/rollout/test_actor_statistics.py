@@ -3,6 +3,7 @@
 import os
 
 from actors.rollout.actor_statistics import ActorStatistics, merge
+from actors.rollout.agent_statistics import AgentStatistics
 
 
 def life(**changes):
@@ -14,6 +15,7 @@ def life(**changes):
         "tokens_generated": 100,
         "rollouts": 10,
         "groups": {"accepted": 4, "aborted": 1},
+        "agents": AgentStatistics().statistics(),
         "running_rollouts": 0,
         "mean_running_rollouts": 2.0,
         "outages": [],

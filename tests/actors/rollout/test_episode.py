@@ -352,12 +352,6 @@ def fails(text):
     return user_module.answering(change)
 
 
-def test_a_rollout_that_is_interrupted_in_a_later_turn_fails():
-    engine = Recited("a", ("", FinishReason.ABORTED))
-    with pytest.raises(RolloutFailed, match="ended as aborted"):
-        play(engine, environment="user_module:Countdown")
-
-
 @pytest.mark.parametrize(
     "text", ["a\ud800b", "\udfff", "\udc00\ud800", b"caf\xe9".decode(errors="surrogateescape")]
 )

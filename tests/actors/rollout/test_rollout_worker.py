@@ -252,13 +252,13 @@ async def test_stop_interrupts_what_is_running_though_the_broker_is_made_again()
     assert stage.interrupted
 
 
-async def test_a_conversation_that_stop_interrupts_in_a_later_turn_is_no_failed_attempt():
-    """It cannot be gone on with, and is left to whoever leases the group next."""
+async def test_a_rollout_that_fails_as_stop_interrupts_it_is_no_failed_attempt():
+    """Its group is left to whoever leases it next."""
 
     class Talking(Stage):
         async def run(self, of, index, saved):
             await super().run(of, index, saved)
-            raise RolloutFailed("request g1/1/0/2 ended as aborted after 3 tokens")
+            raise RolloutFailed("request g1/1/0/2 ended as error after 3 tokens")
 
     desk, stage = Desk(lease("g1")), Talking()
     async with at_work(desk, stage) as worker:

@@ -9,10 +9,19 @@ import sys
 
 import pytest
 
-from benchmarks.reliability.chaos import conclude, misses, percentile, plan_kills, table
+from benchmarks.reliability.chaos import (
+    Chaos,
+    ChaosOptions,
+    conclude,
+    misses,
+    percentile,
+    plan_kills,
+    table,
+)
 from benchmarks.reliability.chaos_oracle import Fate, judge
 from benchmarks.reliability.chaos_run import ROLES
 from deploy.cli.bench import ROOT
+from headway.errors import InputError
 from learner.diagnostics.trained_log import VARIABLE, note_trained
 from tests.queues.conftest import make_group, make_rollout
 
@@ -123,6 +132,22 @@ def test_kills_are_spread_over_the_roles_in_an_order_that_the_seed_gives():
     roles = ["broker", "driver"]
     assert {role for role, _ in plan_kills(roles, 5, 0)} == {"broker", "driver"}
     assert plan_kills(roles, 30, 0) == plan_kills(roles, 30, 0) != plan_kills(roles, 30, 1)
+
+
+def test_only_conversations_with_agents_have_agents_to_kill_and_nothing_there_is_stopped(tmp_path):
+    with pytest.raises(InputError, match="only with --sessions agent"):
+        Chaos(ChaosOptions(roles=("agent",), sessions="tools", out=tmp_path))
+    planned = Chaos(ChaosOptions(sessions="agent", kills=24, out=tmp_path)).planned
+    assert {role for role, _ in planned} == {*ROLES, "agent"}
+    assert {how for _, how in planned} == {signal.SIGKILL}
+
+
+def test_runs_of_conversations_are_sound_where_some_went_on_and_nothing_was_made_again():
+    judged = record(verdict(), 4, 0)
+    for sessions, sound in (({"turns_gone_on_from": 2}, True), ({"answers": 2}, False)):
+        judged["runs"]["run-1"]["sessions"] = sessions
+        concluded = conclude(judged)["verdict"]
+        assert concluded.items() >= {**sessions, "sound": sound}.items()
 
 
 def test_the_95th_percentile_is_a_value_that_was_measured():

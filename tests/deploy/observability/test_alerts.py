@@ -104,3 +104,19 @@ def test_the_first_restart_of_every_process_counts(tmp_path):
     ]  # fmt: skip
     assert firing(tmp_path, "HeadwayRestartsOften", restarts)
     assert not firing(tmp_path, "HeadwayRestartsOften", restarts[:3])
+
+
+@needs_promtool
+def test_much_that_agents_sample_and_does_not_train_is_told(tmp_path):
+    def lost(rate):
+        name = "headway_agent_tokens_left_out_total"
+        return [
+            series(name, f"0+{rate}x60", run="r", process="actor-0", reason="undelivered"),
+            series(name, "0x60", run="r", process="actor-0", reason="interrupted"),
+            *(series("headway_tokens_generated_total", "0+50x60", run="r", process=f"actor-{n}")
+              for n in range(2)),
+        ]  # fmt: skip
+
+    assert firing(tmp_path, "HeadwayAgentTokensLeftOut", lost(12))
+    assert not firing(tmp_path, "HeadwayAgentTokensLeftOut", lost(10))
+    assert not firing(tmp_path, "HeadwayAgentTokensLeftOut", lost(0))

@@ -9,7 +9,7 @@ from deploy.observability.samples import (
     heading,
     text_of,
 )
-from queues.records import RolloutGroup
+from queues.records import RolloutGroup, Segment
 from queues.schema import encode
 from tests.queues.conftest import make_rollout
 
@@ -33,7 +33,12 @@ def test_prompt_and_response_are_apart_and_the_oldest_token_sets_the_lag():
     assert sample.prompt.split() == [f"t{number}" for number in ids[:end]]
     assert sample.response.split() == [f"t{number}" for number in ids[end:]]
     assert (sample.version, sample.lag, sample.tokens, sample.reward) == (7, 2, 2, 0.5)
-    assert heading(sample).startswith("version 7 · sums/0/1 #0 · reward 0.5")
+    assert heading(sample).startswith("version 7 · g/0 · sums/0/1 · reward 0.5")
+
+
+def test_a_further_segment_is_told_from_what_it_follows():
+    [sample] = decoded(make_rollout(0, [5, 5, 6], segments=(Segment(4, 0, 2),)))
+    assert sample.response == "t3\n── segment 1, after 2 tokens of 0 ──▶\nt4 t5"
 
 
 def test_the_best_and_the_worst_are_kept_without_the_middle_of_long_texts():

@@ -22,7 +22,7 @@ pytestmark = [
 ]
 
 ACTORS = 65
-PER_ACTOR, BESIDES = 27, 400
+PER_ACTOR, BESIDES = 36, 400
 PROGRAM = Path(__file__).parents[1] / "crowded_run.py"
 
 

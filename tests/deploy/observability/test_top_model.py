@@ -20,6 +20,7 @@ from deploy.observability.top_model import (
     Interval,
     Moment,
     actor_state,
+    agent_waits,
     parse,
     token_lags,
     troubles,
@@ -394,6 +395,26 @@ def test_only_the_end_of_a_long_file_is_read_for_events(tmp_path):
 def test_text_that_is_not_metrics_is_refused_by_its_source():
     with pytest.raises(InputError, match=r"10.0.0.1:9 shows no metrics in Prometheus' format"):
         parse("<html>\n", source="10.0.0.1:9")
+
+
+def test_sessions_of_agents_are_shown_where_there_are_any():
+    def agents(turns, lost, segments, model, agent):
+        return scrape(
+            tokens_generated_total=turns * 9, agent_turns_total=turns, agent_sessions=4,
+            agent_segments_total=segments, agent_tokens_left_out_total__reason__undelivered=lost,
+            agent_tokens_left_out_total__reason__interrupted=0,
+            agent_seconds_total__waiting_for__model=model,
+            agent_seconds_total__waiting_for__agent=agent,
+        )  # fmt: skip
+
+    before = moment(100.0, actor_0=agents(100, 10, 5, 10.0, 30.0))
+    now = moment(110.0, actor_0=agents(200, 110, 25, 20.0, 60.0))
+    interval = Interval(now, before)
+    assert agent_waits(interval) == {"model": 0.25, "agent": 0.75}
+    text = printed(screen(interval))
+    assert "4 sessions · 10 turns/s · waiting for the model 25%, for agents 75%" in text
+    assert "10.0% of the tokens left out (undelivered) · 20.0% of the turns began a further" in text
+    assert "agents" not in printed(screen(Interval(moment(1.0, actor_0=actor(5)))))
 
 
 if __name__ == "__main__":

@@ -23,10 +23,13 @@ FIGURES = {"batch/reward_mean": 0.5, "batch/lag_histogram/0": 7.0}
 
 
 SAMPLE = Sample(
-    version=3, prompt_id="sums/0/7", sample_index=1, reward=0.5, reward_parts={"task": 0.5},
+    version=3, group_id="g1", prompt_id="sums/0/7", sample_index=1,
+    reward=0.5, reward_parts={"task": 0.5},
     tokens=4, lag=1, finish_reason="stop", prompt="2+2=", response="4\x1b[2J <b>\n",
 )  # fmt: skip
-SHOWN = "version 3 · sums/0/7 #1 · reward 0.5 · 4 tokens · stop · lag 1\n2+2=\n──▶\n4\\x1b[2J <b>\n"
+SHOWN = (
+    "version 3 · g1/1 · sums/0/7 · reward 0.5 · 4 tokens · stop · lag 1\n2+2=\n──▶\n4\\x1b[2J <b>\n"
+)
 
 
 class Recording:

@@ -9,7 +9,7 @@ import pytest
 from tokenizers.processors import TemplateProcessing
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
-from actors.assembly import build_episodes, build_rewards
+from actors.assembly import build_rewards, build_runner
 from actors.engines.model_folder import load_tokenizer
 from actors.engines.protocol import Generation
 from actors.environments.single_turn import opening
@@ -110,7 +110,7 @@ def played(config, tokenizer, prompt, purpose):
     """Return the ids that an engine is given for a prompt, in a rollout of some purpose."""
     engine = Listener()
     rewards = build_rewards(config.actors, pool=RewardPool(), reward_model_client=None)
-    episodes = build_episodes("engine-0", config.actors, engine, tokenizer, 512, rewards)
+    episodes = build_runner("engine-0", config.actors, engine, tokenizer, 512, rewards)
     lease = Lease(
         group_id="g", attempt=1, prompt=prompt, group_size=1, purpose=purpose, temperature=None,
         start_version=0, deadline_version=None,

@@ -10,7 +10,7 @@ from actors.errors import RewardFailed
 from deploy.config.loader import load_recipe
 from deploy.offline.try_recipe import describe, try_recipe
 from headway.errors import InputError
-from queues.records import FinishReason, Prompt, Rollout
+from queues.records import FinishReason, Prompt, Rollout, Segment
 from tests.deploy.conftest import RECIPE
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
@@ -20,6 +20,29 @@ PROMPT = Prompt(prompt_id="sums/0/1", text="3+4=", answer="7")
 class Letters:
     def decode(self, ids, **_):
         return "".join(chr(96 + token) for token in ids)
+
+
+def test_segments_of_an_agent_are_told_apart_and_what_is_left_out_is_said():
+    rollout = Rollout(
+        sample_index=0, token_ids=[1, 2, 3, 4], prompt_length=1,
+        loss_mask=[False, True, True, True], behavior_logprobs=[0.0, -0.5, -0.25, -0.125],
+        versions=[-1, 0, 0, 0], reward=1.0, reward_parts={}, turns=2, environment="program:x",
+        finish_reason=FinishReason.STOP, engine_id="engine-0", created_at=NOW, finished_at=NOW,
+        segments=[Segment(3, 0, 1)], left_out={"undelivered": 5},
+    )  # fmt: skip
+    lines = describe(PROMPT, rollout, Letters(), {}).splitlines()
+    assert lines[5:14] == [
+        "[1:3] sampled, trains",
+        "  text   'bc'",
+        "  tokens [2, 3]",
+        "  log-probabilities [-0.5, -0.25]",
+        "segment 1: follows the first 1 tokens of segment 0",
+        "[3:4] sampled, trains",
+        "  text   'd'",
+        "  tokens [4]",
+        "  log-probabilities [-0.125]",
+    ]
+    assert lines[14] == "left out: 5 sampled tokens, undelivered"
 
 
 def test_an_adapter_to_begin_with_is_refused():

@@ -2,12 +2,15 @@
 
 import json
 from itertools import count, islice
+from pathlib import Path
 
 import pytest
 
+from actors.environments.protocol import Message
 from deploy.config.loader import load_recipe
 from deploy.offline import warm_start
 from deploy.offline.stages import UnfinishedStage
+from deploy.offline.warm_start import Demonstrations
 from headway.errors import InputError
 from learner.engine import checkpoint
 from learner.supervised.row_training import Progress
@@ -126,3 +129,19 @@ def test_heldout_demonstrations_are_the_first_drawn_or_those_of_a_file_and_never
     assert len({*split(4)}) == 4
     with pytest.raises(InputError, match="in a row were held out; hold out fewer"):
         split(10)
+
+
+def test_demonstrations_of_an_agent_are_its_conversations(monkeypatch):
+    """They have the tokens of the environment `tools`, whose conversations are the same."""
+    monkeypatch.chdir(Path(__file__).parents[3])
+    agent, tools = load_recipe("examples/agent/agent.toml", []), load_recipe("tools", [])
+    worked = [
+        {"role": "user", "content": "12*34="},
+        {"role": "assistant", "content": "[12*34]"},
+        {"role": "tool", "content": "408"},
+        {"role": "assistant", "content": "=408"},
+    ]
+    first, last = worked[:1], worked[1:]
+    example = ([Message(**m) for m in first], [Message(**m) for m in last])
+    shown = [Demonstrations(config, None).render(example) for config in (agent, tools)]
+    assert shown[0] == shown[1]

@@ -237,7 +237,8 @@ def test_notes_name_resumptions_changed_settings_program_and_machine():
 
 def test_samples_and_names_are_text_and_never_markup():
     sample = Sample(
-        version=3, prompt_id="<i>", sample_index=0, reward=0.5, reward_parts={"task": 0.5},
+        version=3, group_id="g1", prompt_id="<i>", sample_index=0,
+        reward=0.5, reward_parts={"task": 0.5},
         tokens=4, lag=1, finish_reason="stop", prompt="2+2=", response="<script>\x1b[2J</script>",
     )  # fmt: skip
     text = page("<b>mine</b>", [shown("<b>mine</b>")], None, [sample])
@@ -245,7 +246,7 @@ def test_samples_and_names_are_text_and_never_markup():
     assert "&lt;b&gt;mine" in text
     assert "<script" not in text
     assert "&lt;script&gt;\\x1b[2J" in text
-    assert "version 3 · &lt;i&gt; #0 · reward 0.5 · 4 tokens · stop · lag 1" in text
+    assert "version 3 · g1/0 · &lt;i&gt; · reward 0.5 · 4 tokens · stop · lag 1" in text
 
 
 def test_a_run_that_trained_nothing_is_refused_by_name(tmp_path):

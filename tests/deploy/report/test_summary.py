@@ -2,6 +2,7 @@
 
 import pytest
 
+from actors.rollout.agent_statistics import AgentStatistics
 from deploy.config.evaluation_schedule import PlannedEvaluation
 from deploy.report.summary import overlap, summarise
 from deploy.report.tables import figures
@@ -197,3 +198,21 @@ def test_a_run_that_trained_nothing_has_a_summary_too():
     assert summary["version"] == 0
     assert summary["samples_per_second"] is None
     assert summary["max_lag_trained"] is None
+
+
+def test_figures_of_agents_are_shown_where_there_are_any():
+    of_agents = record()
+    assert "agents" not in summed(of_agents)
+    statistics = AgentStatistics()
+    statistics.agent, statistics.turns = "program:x", 40
+    statistics.count(turns=40, segments=3, sampled=90, left_out={"undelivered": 4})
+    statistics.seconds.update(model=1.0, agent=3.0)
+    row = of_agents.actors[0] | {"agents": statistics.statistics()}
+    none = of_agents.actors[0] | {"agents": AgentStatistics().statistics()}
+    of_agents.actors = [row, row, none]
+    shown = figures(summed(of_agents))
+    assert shown["turns of agents"] == "80, 6 began a further segment"
+    assert shown["tokens of agents left out"] == "4.3% (undelivered 8)"
+    assert shown["waiting for agents"] == "75% of the time"
+    of_agents.actors = [none]
+    assert not [label for label in figures(summed(of_agents)) if "agents" in label]

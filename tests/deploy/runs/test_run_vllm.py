@@ -3,10 +3,12 @@
 import os
 import re
 import subprocess
+from pathlib import Path
 
 import pytest
 
 from tests.deploy.conftest import HEADWAY, FinishedRun
+from tests.deploy.html_tree import read_page
 from tests.waiting import until
 
 pytestmark = [pytest.mark.slow, pytest.mark.ray, pytest.mark.deepspeed, pytest.mark.vllm]
@@ -63,6 +65,19 @@ def test_engine_and_learner_agree_on_rollouts_of_the_version_being_trained(run):
     fresh = run[0]["mismatch"]["fresh"]
     assert fresh["tokens"] > 0
     assert fresh["mean_abs_logprob_difference"] < 1e-3
+
+
+def test_the_page_of_a_rollout_has_the_learners_log_probabilities(headway, run):
+    first = next(row for row in run[1] if {*sampled_versions(row)} == {0})
+    wanted = f"{first['group_id']}/{first['sample_index']}"
+    drawn = headway.call("rollouts", "real", "--open", wanted)
+    assert drawn.returncode == 0, drawn.stderr
+    page = read_page(Path(drawn.stdout.strip()).read_text())
+    rows = page.all(id="tokens")[0].rows()[1:]
+    assert len(rows) == sum(first["loss_mask"])
+    gaps = [abs(float(row[-1])) for row in rows]
+    print(f"gaps at most {max(gaps):.2g}, of {len(gaps)} tokens")
+    assert max(gaps) < 1e-3
 
 
 def test_every_update_succeeds_and_reaches_the_engine_in_order(run):

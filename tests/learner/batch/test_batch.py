@@ -98,7 +98,7 @@ def test_a_rollout_without_a_score_is_left_out_of_every_count():
 
 def test_a_rollout_must_begin_with_a_token_that_was_not_sampled():
     groups = [group("a", [rollout([1, 2], prompt=0, index=3)])]
-    with pytest.raises(HeadwayError, match="group a, sample 3: a rollout must begin"):
+    with pytest.raises(HeadwayError, match="group a, sample 3: a path must begin"):
         built(groups)
 
 

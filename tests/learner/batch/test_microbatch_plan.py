@@ -44,6 +44,16 @@ def test_where_ranks_meet_at_every_row_no_order_waits_less_than_the_plan(
     assert waiting <= slowest(lengths, shuffled, at_microbatches=True)
 
 
+@given(lengths=LENGTHS, ranks=RANKS, capacity=CAPACITY, owners=st.integers(1, 9))
+def test_sequences_of_one_owner_lie_on_one_rank(lengths, ranks, capacity, owners):
+    owner = [i * i % owners for i in range(len(lengths))]
+    plan = plan_microbatches(lengths, ranks, capacity, owner)
+    assert sorted(i for rows in plan for row in rows for i in row) == list(range(len(lengths)))
+    of_ranks = [{owner[i] for row in rows for i in row} for rows in plan]
+    assert sum(map(len, of_ranks)) == len(set(owner))
+    assert len({len(rows) for rows in plan}) == 1
+
+
 def test_long_sequences_weigh_more_than_their_tokens():
     lengths = [8000, *[1000] * 16]
     [one, other] = plan_microbatches(lengths, 2, 8000)

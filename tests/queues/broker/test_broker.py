@@ -430,6 +430,33 @@ async def test_evaluations_of_versions_that_are_never_reached_do_not_hold_the_en
 
 
 @over_ray
+async def test_notes_of_the_holder_stay_and_go_with_the_next_lease(connect):
+    async with opened(connect(max_staleness=2)) as broker:
+        first, second = await begin_work(broker, 2, "a", "b", capacity=4)
+
+        def note(engine, lease, *arguments):
+            return broker.note(engine, lease.group_id, lease.attempt, *arguments)
+
+        assert await note("a", first, 1, "turn/0", b"said", 0) == b"said"
+        assert await note("a", first, 1, "turn/0", b"said again", 0) == b"said"
+        assert await note("a", first, 0, "turn/0", b"elsewhere", 0) == b"elsewhere"
+        assert await note("a", first, 1, "call/0/0", b"7", None) == b"7"
+        assert await note("b", first, 1, "turn/1", b"foreign", 0) == b"foreign"
+        await broker.release("a")
+        assert await note("a", first, 1, "turn/1", b"late", 0) == b"late"
+        other, again = await broker.lease("b", 4, WAIT)
+        assert [lease.group_id for lease in (again, other)] == [first.group_id, second.group_id]
+        assert again.notes == {
+            (0, "turn/0"): b"elsewhere", (1, "turn/0"): b"said", (1, "call/0/0"): b"7",
+        }  # fmt: skip
+        assert (again.saved, other.notes) == (None, {})
+        assert await note("a", again, 1, "turn/1", b"fenced", 0) == b"fenced"
+        assert await note("b", again, 1, "turn/1", b"more", 0) == b"more"
+        assert await broker.put("b", answer(again)) is PutStatus.ACCEPTED
+        assert await note("b", again, 1, "turn/1", b"too late", 0) == b"too late"
+
+
+@over_ray
 async def test_status_counts_what_was_accepted_and_names_the_last_failure(connect):
     async with opened(connect()) as broker:
         await broker.issue(make_prompts(2), cursor="2")

@@ -35,7 +35,9 @@ def test_what_the_constructor_refuses_is_raised_as_it_is(tmp_path):
 async def test_a_killed_broker_is_made_again_and_pending_calls_are_answered(tmp_path):
     async with asyncio.timeout(120):
         client = make_client(tmp_path, session="{}")
-        leases = await begin_work(client, 4, capacity=4)
+        *leases, other = await begin_work(client, 4, capacity=6)
+        turn = "a", other.group_id, 1, 0, "turn/0"
+        await client.note(*turn, b"first", 0)
         dies = asyncio.ensure_future(client.live())
         batch = asyncio.create_task(client.take(0, 60.0))
         await client.ping()
@@ -43,6 +45,7 @@ async def test_a_killed_broker_is_made_again_and_pending_calls_are_answered(tmp_
         with pytest.raises(RayActorError):
             await dies
         puts = [client.put("a", answer(lease)) for lease in leases]
+        assert await client.note(*turn, b"second", 0) == b"first"
         assert await asyncio.gather(*puts) == [PutStatus.ACCEPTED] * 2
         await client.start(again=True)
         assert len((await batch).payloads) == 2

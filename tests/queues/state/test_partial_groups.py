@@ -16,6 +16,7 @@ from tests.queues.conftest import (
     make_broker,
     make_prompts,
     opened,
+    train_a_batch,
     unfinished,
 )
 
@@ -62,12 +63,11 @@ async def test_the_next_lease_carries_what_was_saved_and_starts_at_its_oldest_to
         await broker.put("b", answer(first, version=0))
         assert broker.commits.state.groups.in_flight[first.group_id].due == 2
     async with opened(make_broker(tmp_path, steps=5, max_staleness=2)) as again:
-        assert again.commits.ledger.oldest_partials() == {}, "forgotten with the result"
+        assert again.commits.ledger.oldest("partials") == {}, "forgotten with the result"
 
 
-async def test_saved_tokens_that_are_too_old_are_left_and_the_group_is_sampled_afresh(
-    tmp_path,
-):
+@pytest.mark.parametrize("noted", [False, True])
+async def test_what_is_too_old_is_deleted_and_the_group_is_sampled_afresh(tmp_path, noted):
     async with opened(make_broker(tmp_path, steps=5, max_staleness=1)) as broker:
         (straggler,) = await begin_work(broker, 8, "a", "b", capacity=2)
         for lease in await broker.lease("b", 6, WAIT):
@@ -77,14 +77,70 @@ async def test_saved_tokens_that_are_too_old_are_left_and_the_group_is_sampled_a
         await broker.serving("b", 1)
         for lease in await broker.lease("b", 4, WAIT):
             await broker.put("b", answer(lease))
-        await broker.save("a", unfinished(straggler, 0))
+        if noted:
+            await broker.note("a", straggler.group_id, 1, 0, "turn/0", b"", 0)
+            await broker.save("a", unfinished(straggler, 1))
+        else:
+            await broker.save("a", unfinished(straggler, 0))
         await broker.release("a")
         await broker.take(1, WAIT)
         await broker.ack(1, {})
         await broker.serving("b", 2)
         again, *_ = await broker.lease("b", 2, WAIT)
+        assert await all_notes(broker) == []
+        assert await broker.commits.submit(lambda: broker.commits.ledger.oldest("partials")) == {}
     assert (again.group_id, again.attempt) == (straggler.group_id, 2)
-    assert (again.saved, again.start_version, again.deadline_version) == (None, 2, 3)
+    assert (again.saved, again.notes) == (None, {})
+    assert (again.start_version, again.deadline_version) == (2, 3)
+
+
+async def test_notes_count_as_saved_tokens_do_and_are_deleted_with_the_result(tmp_path):
+    sizes = {"steps": 5, "max_staleness": 2}
+    async with opened(make_broker(tmp_path, **sizes)) as broker:
+        await train_a_batch(broker, 6, capacity=4)
+        await broker.serving("a", 1)
+        noted, both, plain = await broker.lease("a", 6, WAIT)
+        await broker.note("a", noted.group_id, 1, 0, "turn/0", b"0", 2)
+        await broker.note("a", noted.group_id, 1, 0, "turn/1", b"1", 1)
+        await broker.note("a", noted.group_id, 1, 0, "call/1/0", b"2", None)
+        await broker.save("a", unfinished(both, 1))
+        await broker.note("a", both.group_id, 1, 1, "turn/0", b"3", 2)
+        await broker.note("a", plain.group_id, 1, 0, "call/0/0", b"4", None)
+    async with opened(make_broker(tmp_path, **sizes)) as broker:
+        await broker.serving("b", 2)
+        leases = await broker.lease("b", 6, WAIT)
+        assert [lease.start_version for lease in leases] == [1, 1, 2]
+        assert [lease.deadline_version for lease in leases] == [3, 3, 4]
+        assert [sorted(lease.notes.values()) for lease in leases] == [
+            [b"0", b"1", b"2"], [b"3"], [],
+        ]  # fmt: skip
+        assert [lease.saved is not None for lease in leases] == [False, True, False]
+        assert await all_notes(broker) == [(noted.group_id, 3), (both.group_id, 1)]
+        await broker.put("b", answer(leases[0]))
+        await broker.put("b", answer(leases[1]))
+        assert await all_notes(broker) == []
+
+
+async def all_notes(broker):
+    select = "SELECT group_id, count(*) FROM notes GROUP BY group_id ORDER BY group_id"
+    execute = broker.commits.ledger.execute
+    return await broker.commits.submit(lambda: [tuple(row) for row in execute(select)])
+
+
+async def test_a_second_failed_attempt_deletes_the_notes_and_an_excused_one_does_not(tmp_path):
+    async with opened(make_broker(tmp_path, max_attempts=4)) as broker:
+        (lease,) = await begin_work(broker, 1, capacity=2)
+        carried = []
+        for reason in ("boom", "infrastructure", "boom", "boom"):
+            where = lease.group_id, lease.attempt
+            await broker.note("a", *where, 0, f"turn/{len(carried)}", b"", 0)
+            await broker.save("a", unfinished(lease, 0))
+            await broker.fail("a", *where, reason=reason, error="")
+            if len(carried) < 3:
+                (lease,) = await broker.lease("a", 2, WAIT)
+                carried.append([name for _, name in lease.notes])
+                assert lease.saved is not None
+        assert carried == [["turn/0"], ["turn/0", "turn/1"], []]
 
 
 async def test_what_is_not_the_holders_or_not_for_training_is_not_saved(tmp_path):
@@ -92,7 +148,9 @@ async def test_what_is_not_the_holders_or_not_for_training_is_not_saved(tmp_path
         await broker.evaluate("e", make_prompts(1, 7), temperature=0.0, min_version=0)
         evaluation, lease = await begin_work(broker, 1, capacity=3)
         await broker.save("a", unfinished(evaluation, 0))
+        await broker.note("a", evaluation.group_id, 1, 0, "turn/0", b"", 0)
         await broker.save("b", unfinished(lease, 0))
         with pytest.raises(SchemaError, match="nothing of group"):
             await broker.save("a", unfinished(lease))
-        assert await broker.commits.submit(broker.commits.ledger.oldest_partials) == {}
+        assert await broker.commits.submit(lambda: broker.commits.ledger.oldest("partials")) == {}
+        assert await all_notes(broker) == []

@@ -25,7 +25,15 @@ from queues.storage import backup, pause
 from queues.storage.backup import Change, ChangesConnection, restore
 from queues.storage.journal import LOCATION, Location, read_group, segments
 from queues.storage.ledger_schema import JOURNAL_NAME
-from tests.queues.conftest import make_broker, make_prompts, opened, put_all, until_paused
+from tests.queues.conftest import (
+    begin_work,
+    make_broker,
+    make_prompts,
+    opened,
+    put_all,
+    unfinished,
+    until_paused,
+)
 
 WAIT = 10.0
 ROWS = "SELECT * FROM batches", "SELECT * FROM batch_groups", "SELECT version FROM checkpoints"
@@ -94,6 +102,18 @@ async def test_a_run_whose_disk_is_lost_goes_on_from_its_backup(tmp_path):
         assert len(set(trained)) == len(trained) == 6
         accounts = await again.accounting()
         assert (accounts.trained, accounts.trained_twice, accounts.balanced) == (6, 0, True)
+
+
+async def test_what_was_saved_and_noted_of_a_group_is_in_the_backup(tmp_path):
+    async with opened(begin(tmp_path)) as broker:
+        (lease,) = await begin_work(broker, 1, capacity=2)
+        await broker.save("a", unfinished(lease, 0))
+        await broker.note("a", lease.group_id, 1, 1, "turn/0", b"said", 0)
+    take_over(tmp_path, "elsewhere")
+    async with opened(begin(tmp_path, "elsewhere")) as again:
+        await again.serving("b", 0)
+        (carries,) = await again.lease("b", 2, WAIT)
+        assert (carries.saved, carries.notes) == (unfinished(lease, 0), {(1, "turn/0"): b"said"})
 
 
 async def test_a_broker_that_is_overtaken_while_it_begins_leaves_the_backup_alone(

@@ -322,7 +322,7 @@ async def test_a_ledger_of_another_version_is_refused(tmp_path):
     await make_broker(tmp_path).close()
     tamper(tmp_path, "UPDATE meta SET value = '99' WHERE key = 'schema_version'")
     for read in (read_accounting, make_broker):
-        with pytest.raises(LedgerError, match="schema version 99, this Headway reads 6"):
+        with pytest.raises(LedgerError, match="schema version 99, this Headway reads 7"):
             read(tmp_path)
 
 

@@ -11,6 +11,7 @@ from queues.readers.checkpoints import lost_groups, read_progress
 from queues.readers.open_run import open_ledger
 from queues.readers.recorded_batches import read_batch
 from queues.records import Prompt
+from queues.storage.ledger import Ledger
 from queues.storage.ledger_repair import GivenUp, go_back
 from queues.storage.ledger_schema import sessions_of
 from tests.queues.conftest import make_broker, make_prompts, opened, put_all
@@ -68,6 +69,15 @@ def remove(folder, where):
     return [group_id for group_id, _ in rows]
 
 
+def note(folder, group_id):
+    """Note a turn of a group, as a broker does."""
+    ledger = Ledger(folder, synchronous="normal")
+    ledger.begin()
+    assert ledger.keep_note((group_id, 0, "turn/0", 0, b"said")) == b"said"
+    ledger.commit()
+    ledger.close()
+
+
 def finish(folder):
     """Train the rest of the run; return the group ids of all batches."""
 
@@ -109,6 +119,7 @@ def test_groups_that_are_lost_before_they_are_trained_cost_only_themselves(run, 
 
 def test_a_lost_batch_takes_everything_with_it_that_later_weights_may_have_sampled(run):
     [lost] = remove(run, "version = 2 AND position = 0")
+    note(run, lost)
     given_up = go_back(run, version=2, lost=[lost])
     assert given_up == GivenUp(batches=2, groups=8, scores=1)
     accounts = read_accounting(run)
@@ -121,6 +132,7 @@ def test_a_lost_batch_takes_everything_with_it_that_later_weights_may_have_sampl
         states = dict(
             database.execute("SELECT evaluation, state FROM groups WHERE purpose = 'evaluate'")
         )
+        assert database.execute("SELECT count(*) FROM notes").fetchone()[0] == 0
     assert states == {"0": "scored", "3": "queued"}
     finish(run)
 

@@ -47,6 +47,11 @@ class FakeWorker:
         self.left.set()
 
 
+class FakeRunner:
+    async def start(self) -> None: ...
+    async def close(self) -> None: ...
+
+
 class FakeRollout(RolloutActor):
     """A rollout actor whose engine and worker are fakes; the rest is its own."""
 
@@ -55,7 +60,8 @@ class FakeRollout(RolloutActor):
         self.engine, self.worker = FakeVllm(tensors), FakeWorker()
 
     def _build(self) -> ActorParts:
-        return ActorParts(self.engine, self.worker, self._receiver(self.engine, self.worker))
+        receiver = self._receiver(self.engine, self.worker)
+        return ActorParts(self.engine, FakeRunner(), self.worker, receiver)
 
 
 class FakeVllmSender(FakeSender):

@@ -1,0 +1,1 @@
+"""Agents on other machines: they fetch tasks and report results over HTTP."""
