@@ -13,7 +13,7 @@ TORCH := $(shell grep '^torch==' $(LOCK))
 UV := uv==0.13.9
 PYTHONS := 3.11 3.12 3.13
 
-.PHONY: help setup setup-gpu demo test test-fast test-heavy test-slow test-gpu test-pythons coverage red-team trl test-trl test-agents test-trackers test-s3 test-notebook test-prometheus test-browser real-model test-real-model lint check format bench clean
+.PHONY: help setup setup-gpu demo test test-fast test-heavy test-slow test-gpu test-pythons coverage red-team trl test-trl test-agents test-trackers test-s3 test-notebook test-prometheus test-browser real-model test-real-model lint check format figures pages bench clean
 
 help:  ## Show what there is
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 14
@@ -104,12 +104,14 @@ red-team: setup  ## Hostile completions, texts, networks, signals, whole runs, d
 	RED_TEAM_TABLE=$(VENV)/red-team.txt $(PYTEST) -q -m "slow or not slow" tests/red_team
 	@grep -v '^[ {}]' $(VENV)/red-team.txt; cat $(VENV)/red-team.txt.damage
 
-test-agents: setup  ## Play a taskset of the library verifiers and an agent of a framework, each in an environment of its own
+test-agents: setup  ## Play and learn a taskset of verifiers, an agent of a framework, OpenEnv, each in an environment of its own
 	test -x .verifiers/bin/python || $(BIN)/python -m venv .verifiers
 	.verifiers/bin/python -m pip install --quiet -r deploy/locks/verifiers.txt
 	test -x .agents/bin/python || $(BIN)/python -m venv .agents
 	.agents/bin/python -m pip install --quiet openai-agents==0.24.0
-	$(BIN)/python -m pytest -m slow tests/actors/programs/test_real_agents.py
+	test -x .openenv/bin/python || $(BIN)/python -m venv .openenv
+	.openenv/bin/python -m pip install --quiet openenv==0.10.0
+	$(BIN)/python -m pytest -m slow tests/actors/programs/test_real_agents.py tests/deploy/runs/test_taskset_learns.py
 
 test-trackers: setup  ## Figures in TensorBoard, Weights & Biases and MLflow, which are installed beside the environment
 	$(BIN)/pip install --quiet --no-deps --upgrade --target .trackers -r deploy/locks/trackers.txt
@@ -161,8 +163,14 @@ format: setup  ## Rewrite the code in the project's format
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
+figures: setup  ## Take every stored figure again (hours, on a quiet machine; goes on where it was), and write the pages (ONLY=NAME,…)
+	$(BIN)/python -m benchmarks.harness.figures $(ONLY)
+
+pages: setup  ## Write the tables of the pages from the stored figures
+	$(BIN)/python -m benchmarks.harness.figures --pages
+
 bench: setup  ## Measure what a weight update costs; `headway bench async` measures asynchrony
 	$(BIN)/headway bench update-pause
 
 clean:  ## Remove the environment and caches, not the runs
-	rm -rf $(VENV) .venv-* .coverage .trl .verifiers .agents .trackers .s3 .notebook .prometheus .chromium .smollm2 .gpu .mypy_cache .pytest_cache .ruff_cache .hypothesis build *.egg-info
+	rm -rf $(VENV) .venv-* .coverage .trl .verifiers .agents .openenv .trackers .s3 .notebook .prometheus .chromium .smollm2 .gpu .mypy_cache .pytest_cache .ruff_cache .hypothesis build *.egg-info

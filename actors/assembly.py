@@ -4,7 +4,7 @@ from functools import partial
 from typing import Any
 
 from actors.config import ActorsConfig
-from actors.engines.model_folder import weight_shapes
+from actors.engines.model_folder import end_ids, weight_shapes
 from actors.engines.protocol import EngineSpec, RolloutEngine
 from actors.environments.load_environment import load_environment
 from actors.gateway.server import Gateway
@@ -92,11 +92,12 @@ def build_agents(engine: Any, agent: Agent, shared: dict[str, Any]) -> AgentRunn
     from actors.gateway.vllm_app import serving_app
 
     renderer, config = shared["renderer"], shared["config"]
+    template = ChatTemplate(renderer, end_ids(engine.model_path, renderer.tokenizer))
     sampling = sampling_of(config, load_stops(renderer, config.stop), config.max_new_tokens)
     return AgentRunner(
         agent=agent,
         gateway=Gateway(config.gateway, partial(serving_app, engine, config, sampling)),
-        new_session=partial(Session, ChatTemplate(renderer)),
+        new_session=partial(Session, template),
         **shared,
     )
 

@@ -2,6 +2,7 @@
 
 import asyncio
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from deploy.cluster.cpu_affinity import learner_on_cores
@@ -10,8 +11,10 @@ from deploy.cluster.worker_logs import end_killed_session
 from deploy.config.run_config import RunConfig
 from deploy.driver.run_context import RunContext
 from deploy.errors import Interrupted, RunFailed
+from deploy.planner.hindsight import look_back
 from deploy.preflight.inputs import Inputs
 from deploy.preflight.machine_checks import backup_warning
+from deploy.preflight.memory_check import predict_memory
 from deploy.report.report import report
 from deploy.report.summary import summarise
 from deploy.run import Run
@@ -26,6 +29,7 @@ from deploy.storage.run_record import restore
 from deploy.storage.sessions import begin_session
 from headway import clock
 from headway.cpu_cores import usable_cores
+from headway.errors import HeadwayError
 from headway.output_limits import limited_output
 from headway.roles import Role
 from queues.readers.accounting import read_accounting
@@ -96,7 +100,9 @@ def run(
             if directory.ledger.exists():
                 # The broker of this session verified the rows before it changed them.
                 record.accounting = read_accounting(directory.path, verify=False).to_dict()
-            summary = summarise(record, status=status, now=clock.now())
+            summary = summarise(record, status=status, now=clock.now()) | _predicted(
+                context, status
+            )
             try:
                 directory.write_summary(summary)
             except OSError as error:  # a full disk, say: the run has ended as it has
@@ -113,6 +119,31 @@ def _record_crashes(context: RunContext, process: Session) -> None:
         budget = replace(process.budget, in_a_row=max(1, in_a_row))
         context.record_restart(Role.DRIVER, budget, crash)
     process.has_recorded()
+
+
+def _predicted(context: RunContext, status: str) -> dict[str, Any]:
+    """Return what was predicted of a run that is done, beside what happened; no error ends it."""
+    predicted: dict[str, Any] = {}
+    if status != "done":
+        return predicted
+    for part in (partial(look_back, context.directory, context.config), partial(_memory, context)):
+        try:
+            predicted |= part()
+        except HeadwayError:  # it is too short, say
+            continue
+        except Exception as error:  # noqa: BLE001
+            context.console.say(f"nothing that was predicted is compared: {error!r}")
+    return {"predicted": predicted} if predicted else {}
+
+
+def _memory(context: RunContext) -> dict[str, Any]:
+    """Return the memory predicted of each role, beside its peak on this machine."""
+    peaks = context.record.memory
+    if not peaks or isinstance(prediction := predict_memory(context.config), str):
+        return {}
+    needs = {process.role: process.all_resident for process in prediction.processes}
+    roles = {role: {"predicted": needs[role], "happened": peaks[role]} for role in needs}
+    return {"memory": roles}
 
 
 def draw_report(context: RunContext) -> None:

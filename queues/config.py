@@ -9,12 +9,19 @@ from pydantic import Field, model_validator
 from headway.errors import InputError
 from headway.recipe_section import MAY_CHANGE, ResumeRule, Section
 from queues.policy.admission import Bounds, OnOverdue
+from queues.policy.auto_staleness import AutoStaleness
 from queues.policy.curriculum import CurriculumConfig
+from queues.policy.staleness_controller import StalenessController
 
 ADMITTED = ResumeRule("results in its ledger were admitted by it")
 ONLY_RAISED = ResumeRule(
     lowering_refusal="it can only be raised, since results in its ledger may lag so far"
 )
+DEFAULT_CEILING = 8
+"""η with max_staleness = "auto"."""
+DEFAULT_FLOOR = 0.9
+"""Least ESS with "auto". At η = 8 the demo's runs that are corrected have 0.95 or more; without a
+correction it falls to 0.78, and their score with it (benchmarks/results/staleness_bounds.json)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,9 +61,13 @@ class QueuesConfig(Section):
 
     on_resume = MAY_CHANGE
 
-    max_staleness: Annotated[int, ONLY_RAISED] = Field(default=2, ge=0)
+    max_staleness: Annotated[Annotated[int, Field(ge=0)] | Literal["auto"], ONLY_RAISED] = 2
     """η: the largest lag, in policy versions, of a trained token. 0 is synchronous training. It is
-    also the back-pressure: at most (η + 1) · groups_per_batch groups are live."""
+    also the back-pressure: at most (η + 1) · groups_per_batch groups are live. `"auto"`: η is
+    `staleness_ceiling`, and the run looks for the smallest window of staleness within it that costs
+    no throughput and keeps the effective sample size above `ess_target`."""
+    staleness_ceiling: Annotated[int | None, ONLY_RAISED] = Field(default=None, ge=1)
+    """With max_staleness = "auto": η, which no window exceeds; None: 8."""
     window: int | None = Field(default=None, ge=1)
     """Groups that may be live at once: leased, ready or being trained; at most the number above. A
     window that is full of ready results makes every group wait until its deadline, and the learner
@@ -71,9 +82,11 @@ class QueuesConfig(Section):
     ess_target: float | None = Field(default=None, gt=0, lt=1)
     """Set point of the effective sample size, as a fraction of a batch's tokens. Below it, new
     groups get an earlier deadline, down to synchronous training; above it a later deadline, up to
-    `max_staleness`. None: the deadline is always `max_staleness`."""
+    `max_staleness`. None: the deadline is always `max_staleness`. With max_staleness = "auto" it is
+    a floor, below which the window is narrowed whatever that costs; None: 0.9."""
     ess_batches: int = Field(default=4, ge=1)
-    """With ess_target: batches for each decision, since the figure of one batch is noisy."""
+    """With ess_target: batches for each decision, since the figure of one batch is noisy. With
+    max_staleness = "auto" the fewest; a decision takes w + 1 in a window w that is wider."""
     filter_tied: Annotated[bool, ADMITTED] = False
     """Dynamic sampling: drop a group whose rollouts all earned the same task reward, since it holds
     no signal, and generate another in its place. Only for advantages that compare the rollouts of a
@@ -111,15 +124,40 @@ class QueuesConfig(Section):
     """Rollouts that the journal keeps: `all`, for `headway replay` and `inspect --parquet`, at 13
     bytes a token; or only the segments that a rollback to a checkpoint could need."""
 
+    @property
+    def bound(self) -> int:
+        """η as a number: `max_staleness`, or the ceiling where that is "auto"."""
+        ceiling = self.staleness_ceiling or DEFAULT_CEILING
+        return ceiling if self.max_staleness == "auto" else self.max_staleness
+
+    def controller(self) -> StalenessController | AutoStaleness | None:
+        """Return the controller of the window of staleness; None where that is always η."""
+        target, batches = self.ess_target, self.ess_batches
+        if self.max_staleness == "auto":
+            return AutoStaleness(floor=target or DEFAULT_FLOOR, most=self.bound, batches=batches)
+        if target is None:
+            return None
+        return StalenessController(target=target, most=self.bound, batches=batches)
+
     def bounds(self, spec: RunSpec) -> Bounds:
         """Return the bounds of a run; InputError if no batch could be trained under them."""
         return Bounds(
-            max_staleness=self.max_staleness,
+            max_staleness=self.bound,
             groups_per_batch=spec.groups_per_batch,
             steps=spec.steps,
             most_live=self.window,
             on_overdue=self.on_overdue,
         )
+
+    @model_validator(mode="after")
+    def _ceiling_of_auto(self) -> Self:
+        if self.staleness_ceiling is not None and self.max_staleness != "auto":
+            raise ValueError(
+                f"staleness_ceiling = {self.staleness_ceiling} is for max_staleness ="
+                f' "auto", and max_staleness = {self.max_staleness} is the bound itself: leave the'
+                ' ceiling out, or set max_staleness = "auto"'
+            )
+        return self
 
     @model_validator(mode="after")
     def _leases_outlive_heartbeats(self) -> Self:

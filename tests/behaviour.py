@@ -198,7 +198,7 @@ def broker_metrics():
     status = SimpleNamespace(
         **dict.fromkeys(figures.split(), 1), paused=None, waits_for={}, depth={"queued": 1},
         ended={("failed", "reward"): 1}, given_back={"reward": 1}, refused={"fenced": 1},
-        engines={"engine-0": 1},
+        engines={"engine-0": 1}, window_moves={"ess": 1},
     )  # fmt: skip
     return exposed(BrokerMetrics(lambda: status))
 

@@ -12,13 +12,13 @@ import pytest
 ROOT = Path(__file__).parent.parent
 BUDGET = {
     "headway": 1971,
-    "queues": 6502,
+    "queues": 6770,
     "weight_sync": 4512,
-    "actors": 16528,
-    "learner": 12469,
-    "deploy": 20784,
-    "benchmarks": 8088,
-    "examples": 393,
+    "actors": 17159,
+    "learner": 12512,
+    "deploy": 21865,
+    "benchmarks": 9022,
+    "examples": 548,
 }
 """Most lines of Python of each package."""
 FRAGMENTS = {"Of", "What", "Whether", "That", "Those", "Likewise", "How", "Does"}

@@ -1,4 +1,4 @@
-"""The arguments and the environment of a vLLM engine.
+"""The arguments of a vLLM engine, and the variables of its processes' environment.
 
 Imports vLLM only where it is called: vLLM reads its environment when it is imported.
 """
@@ -19,17 +19,49 @@ KV_SHARE, KV_LIMIT = 0.25, 0.5
 """Shares of the free memory for the KV caches of all engines on a CPU; at most, for one rollout."""
 
 
-def engine_arguments(spec: EngineSpec, max_model_len: int) -> dict[str, Any]:
-    """Set vLLM's variables of the environment, and return its arguments; see `check_sampling`."""
-    check_sampling(spec.model_path)
-    cores = spec.config.cores[spec.index] if spec.config.cores else None
-    os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
-    os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
-    if cores is not None:
-        os.environ["VLLM_CPU_OMP_THREADS_BIND"] = cores
-    os.environ.pop("VLLM_CPU_KVCACHE_SPACE", None)  # it would win over the recipe
+def process_variables(spec: EngineSpec) -> dict[str, str]:
+    """Return what vLLM's processes have to find in their environment when they begin.
+
+    On a CPU vLLM would start a further process for the model, ten seconds later, and bind that
+    alone; an engine with cores of its own runs its model itself.
+    """
+    variables = {
+        "VLLM_LOGGING_LEVEL": os.environ.get("VLLM_LOGGING_LEVEL", "WARNING"),
+        "VLLM_NO_USAGE_STATS": os.environ.get("VLLM_NO_USAGE_STATS", "1"),
+    }
     if spec.weight_sync.transport == "ipc":  # handles arrive pickled, in this process's own alone
-        os.environ["VLLM_ALLOW_INSECURE_SERIALIZATION"] = "1"
+        variables["VLLM_ALLOW_INSECURE_SERIALIZATION"] = "1"
+    if (cores := cores_of(spec)) is None:
+        return variables
+    variables["VLLM_CPU_OMP_THREADS_BIND"] = ",".join(map(str, cores))
+    if not in_one_process(spec):
+        return variables
+    return variables | {
+        "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+        "OMP_NUM_THREADS": str(len(cores)),
+        "OMP_PLACES": "{" + ",".join(map(str, cores)) + "}",
+        "OMP_PROC_BIND": "true",
+    }
+
+
+def cores_of(spec: EngineSpec) -> list[int] | None:
+    """Return the cores of an engine; None where it has none of its own."""
+    return parse_cores(spec.config.cores[spec.index]) if spec.config.cores else None
+
+
+def in_one_process(spec: EngineSpec) -> bool:
+    """Return True if the process of the engine runs the model too."""
+    config = spec.config
+    return not config.gpus and bool(config.cores) and config.tensor_parallel_size == 1
+
+
+def engine_arguments(spec: EngineSpec, max_model_len: int) -> dict[str, Any]:
+    """Return vLLM's arguments, and bind this process to the engine's cores; see `check_sampling`.
+
+    The variables of the environment are those of `process_variables`.
+    """
+    check_sampling(spec.model_path)
+    os.environ.pop("VLLM_CPU_KVCACHE_SPACE", None)  # it would win over the recipe
     from vllm.config.weight_transfer import WeightTransferConfig
     from vllm.platforms import current_platform
 
@@ -46,8 +78,8 @@ def engine_arguments(spec: EngineSpec, max_model_len: int) -> dict[str, Any]:
         free = get_memory_node_info(get_visible_memory_node()[0]).available_memory
         arguments["kv_cache_memory_bytes"] = kv_cache_bytes(spec, max_model_len, free)
         arguments["block_size"] = CPU_BLOCK_TOKENS
-        if cores is not None and spec.config.tensor_parallel_size == 1:
-            run_in_one_process(parse_cores(cores))
+        if (cores := cores_of(spec)) is not None and in_one_process(spec):
+            bind_process(cores, "actors.cores")
             arguments["distributed_executor_backend"] = "uni"
     return arguments
 
@@ -104,17 +136,3 @@ def kv_cache_bytes(spec: EngineSpec, max_model_len: int, free: int) -> int:
         )
     share = int(KV_SHARE * free / config.count)
     return max(least, min(share, (config.max_concurrent_rollouts * blocks + 1) * block))
-
-
-def run_in_one_process(cores: list[int]) -> None:
-    """Bind this process and the engine's to cores, and let vLLM run its model in the latter.
-
-    On a CPU vLLM would start a third process for the model, ten seconds later, and bind that alone.
-    """
-    bind_process(cores, "actors.cores")
-    os.environ.update(
-        VLLM_ENABLE_V1_MULTIPROCESSING="0",
-        OMP_NUM_THREADS=str(len(cores)),
-        OMP_PLACES="{" + ",".join(map(str, cores)) + "}",
-        OMP_PROC_BIND="true",
-    )

@@ -65,6 +65,18 @@ def captured(log: Path | None) -> Iterator[Callable[[], str]]:
             os.close(before)
 
 
+@contextmanager
+def same_log() -> Iterator[None]:
+    """Keep the levels of the log, from which a library of vLLM's app takes warnings when loaded."""
+    loggers: list[logging.Logger | logging.Handler] = [logging.root, *logging.root.handlers]
+    levels = [logger.level for logger in loggers]
+    try:
+        yield
+    finally:
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)
+
+
 def died() -> str:
     """Return that the engine is gone, with its last words where this process prints to files."""
     message = "a process of the vLLM engine is gone"

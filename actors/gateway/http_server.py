@@ -7,6 +7,7 @@ that was asked.
 import asyncio
 import contextlib
 import json
+import logging
 import socket
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
@@ -19,10 +20,15 @@ BODY_SECONDS = 60.0
 """Deadline of the body of a request."""
 BODY_BYTES = 16 << 20
 """Longest body of a request."""
+LEFT = "left"
+"""Key of what a scope may have to be called if its client leaves before the whole answer."""
 Event = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Event]]
 Send = Callable[[Event], Awaitable[None]]
 App = Callable[[Event, Receive, Send], Awaitable[None]]
+FAILED = "the request failed; its cause is in the log of the actor"
+
+log = logging.getLogger(__name__)
 
 
 class HttpServer:
@@ -91,12 +97,20 @@ class Answer:
         else:
             self._begun = True
             self._ended = event["type"] == "http.response.body" and not event.get("more_body")
+            if self._ended:  # what ends an answer is sent once all before it is with the system
+                await self._send({**event, "more_body": True})
+                event = {"type": "http.response.body", "body": b"", "more_body": False}
             await self._send(event)
 
     async def end(self, refusal: Refused | None) -> None:
-        """Answer an error of the app, or the `refusal` in its place."""
-        if self._status:
-            await self.refuse(refusal or Refused(self._status, *_described(bytes(self._error))))
+        """Answer an error of the app, or the `refusal` in its place; causes go to the log."""
+        if not self._status:
+            return
+        message, parameter = _described(bytes(self._error))
+        if refusal is None and self._status >= 500:
+            log.warning("the app failed a request with status %d: %s", self._status, message)
+            message, parameter = FAILED, None
+        await self.refuse(refusal or Refused(self._status, message, parameter))
 
     async def refuse(self, refused: Refused) -> None:
         """Answer an error, or end an answer that has begun by an event that tells it."""
@@ -143,9 +157,12 @@ def key_and_path(scope: Event) -> tuple[bytes, str]:
     return headers.get(b"x-api-key", b"").strip(), path
 
 
-async def read_body(receive: Receive) -> bytes:
-    """Read the body of a request; raise Refused for one that is too long or too slow."""
-    body, length, more = bytearray(), 0, True
+async def read_body(receive: Receive, share: float = 1.0) -> bytes:
+    """Read the body of a request; raise Refused for one that is too long or too slow.
+
+    It may have a `share` of BODY_BYTES.
+    """
+    body, length, more, most = bytearray(), 0, True, int(share * BODY_BYTES)
     try:
         async with asyncio.timeout(BODY_SECONDS):
             while more:  # to its end, as a client reads no answer before that
@@ -154,23 +171,28 @@ async def read_body(receive: Receive) -> bytes:
                     raise Disconnected
                 part = event.get("body", b"")
                 length += len(part)
-                body += part if length <= BODY_BYTES else b""
+                body += part if length <= most else b""
                 more = event.get("more_body", False)
     except TimeoutError:
         raise Refused(408, f"the body was not whole within {BODY_SECONDS:g} s") from None
-    if length > BODY_BYTES:
-        raise Refused(413, f"the body has {length} bytes, may have {BODY_BYTES}")
+    if length > most:
+        beside = " beside other requests" if share < 1 else ""
+        raise Refused(413, f"the body has {length} bytes, may have {most}{beside}")
     return bytes(body)
 
 
 def punctual(protocol: Any) -> Any:
-    """Return uvicorn's protocol with a deadline for the head of a request."""
+    """Return uvicorn's protocol with a deadline for the head of a request.
+
+    It also tells who leaves before an answer is whole (`LEFT`).
+    """
 
     class Punctual(protocol):
         _late: asyncio.TimerHandle | None = None
 
         def connection_made(self, transport: asyncio.Transport) -> None:
             super().connection_made(transport)
+            transport.set_write_buffer_limits(0)  # a send waits until all before it is sent
             self._watch()
 
         def data_received(self, data: bytes) -> None:
@@ -179,6 +201,8 @@ def punctual(protocol: Any) -> Any:
 
         def connection_lost(self, exc: Exception | None) -> None:
             super().connection_lost(exc)
+            if self.cycle is not None and self.cycle.disconnected:
+                self.cycle.scope.get(LEFT, bool)()
             if self._late is not None:
                 self._late.cancel()
 

@@ -19,7 +19,7 @@ class ReplyReader:
                 chat_template_kwargs=renderer.effective_chat_template_kwargs(request),
                 model_config=renderer.model_config,
             )
-        self._text = ""
+        self._text = self._reasoning = ""
         self._calls: dict[int, dict[str, str]] = {}
         """Name and arguments of tool calls by their index."""
 
@@ -32,13 +32,13 @@ class ReplyReader:
             self._add_delta(output, completion)
         elif output.finished:
             self._parser.set_prompt_token_ids(output.prompt_token_ids)
-            _, text, calls = self._parser.parse(
+            reasoning, text, calls = self._parser.parse(
                 completion.text,
                 self._request,
                 enable_auto_tools=True,
                 model_output_token_ids=completion.token_ids,
             )
-            self._text = text or ""
+            self._text, self._reasoning = text or "", reasoning or ""
             for index, call in enumerate(calls or ()):
                 self._calls[index] = {"name": call.name, "arguments": call.arguments}
 
@@ -54,6 +54,7 @@ class ReplyReader:
         if delta is None:
             return
         self._text += delta.content or ""
+        self._reasoning += delta.reasoning or ""
         for call in delta.tool_calls or ():
             known = self._calls.setdefault(call.index, {"name": "", "arguments": ""})
             if call.function is not None:
@@ -69,4 +70,6 @@ class ReplyReader:
             calls = calls[:1]  # as vLLM answers it
         named = [{"id": "", "type": "function", "function": call} for call in calls]
         message: dict[str, Any] = {"role": "assistant", "content": self._text}
+        if self._reasoning:
+            message["reasoning"] = self._reasoning
         return {**message, "tool_calls": named} if named else message

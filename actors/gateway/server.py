@@ -12,6 +12,8 @@ from collections.abc import Awaitable, Callable
 
 from actors.config import GatewayConfig
 from actors.gateway.http_server import (
+    FAILED,
+    LEFT,
     Answer,
     App,
     Disconnected,
@@ -78,10 +80,9 @@ class Gateway:
                 raise Refused(404, f"{path[:100]} is not served; {', '.join(SERVED)} are")
             if SERVED[path] != scope["method"]:
                 raise Refused(405, f"{path} takes {SERVED[path]}, found {scope['method']}")
-            body = await read_body(receive)
-            body = passed_on(body) if scope["method"] == "POST" else b""
             call = Call(opened, path)
-            await opened.serve(call, lambda: self._asked(call, body, receive, answer))
+            scope[LEFT] = call.leave
+            await opened.serve(call, lambda share: self._asked(call, share, receive, answer))
         except Refused as refused:
             await answer.refuse(refused)
         except Disconnected:
@@ -96,9 +97,11 @@ class Gateway:
             raise Refused(401, "the key belongs to no open session")
         return self._sessions[known[0]]
 
-    async def _asked(self, call: Call, body: bytes, receive: Receive, answer: Answer) -> None:
-        """Let the app answer a request, and leave nothing of it behind."""
+    async def _asked(self, call: Call, share: float, receive: Receive, answer: Answer) -> None:
+        """Read a request, let the app answer it, and leave nothing of it behind."""
         assert self._app is not None
+        body = await read_body(receive, share)
+        body = passed_on(body) if SERVED[call.path] == "POST" else b""
         CALL.set(call)
         given = [{"type": "http.request", "body": body, "more_body": False}]
 
@@ -119,7 +122,8 @@ class Gateway:
             await self._app(scope, request, answer.send)
             await answer.end(call.refusal)
         except Exception as error:
-            log.debug("the app failed a request", exc_info=error)
-            await answer.refuse(call.refusal or Refused(500, "the request failed"))
+            if call.refusal is None:
+                log.warning("the app failed a request", exc_info=error)
+            await answer.refuse(call.refusal or Refused(500, FAILED))
         finally:
             await call.end()

@@ -41,7 +41,7 @@ class Request:
     text: str | None = None
     """The prompt as a text, where it was sent as one."""
     recorded: Turn | None = None
-    """The answer of an earlier attempt that it is given."""
+    """The answer that it is given, of an earlier attempt or one that no client has had whole."""
 
 
 class SessionTokens(NamedTuple):
@@ -94,7 +94,7 @@ class Session:
         """Turns whose decoded text is not among these yet."""
         self._left_out: Counter[str] = Counter()
         self._recorded = {turn.number: turn for turn in sorted(turns, key=lambda t: t.number)}
-        """Answers of earlier attempts that were not yet asked for again."""
+        """Answers of earlier attempts that were not yet asked for again, and lost ones."""
         self._prompts = _prompts(self._recorded)
         self._next = max(self._recorded, default=-1) + 1
         self.reply = ""
@@ -146,7 +146,8 @@ class Session:
             number, history = self._histories.get(digest, (-1, ()))
             if not history:
                 continue
-            path, whole = self.path(number), [*history, *asked[known:]]
+            kept = [replace(m, calls=a.calls) for m, a in zip(history, asked, strict=False)]
+            path, whole = self.path(number), [*kept, *asked[known:]]  # with the ids of calls
             if known == len(asked):  # the policy is to go on with its own message
                 request.ids = path[:-1] if self._template.ends(path[-1]) else path
                 whole[-1] = replace(asked[-1], reasoning=whole[-1].reasoning)
@@ -155,6 +156,7 @@ class Session:
                 if tail is None:
                     continue
                 request.ids = path + tail
+            self._prompts.pop(number, None)  # the client has the answer that was thought lost
             request.extends, request.messages = number, whole
             return request
         request.ids = self._template.prompt(asked, tools, options)
@@ -184,7 +186,7 @@ class Session:
         return Request(ids=path + tail, text=prompt, extends=number)
 
     def recorded(self, request: Request) -> Turn | None:
-        """Return the answer that an earlier attempt got for the same ids; each is given once."""
+        """Return an answer for the same ids that is to be given again; each is given once."""
         for number, ids in self._prompts.items():
             if ids == request.ids:
                 request.recorded = self._give(number)
@@ -204,6 +206,10 @@ class Session:
             self.cache_salt = self.cache_salt or generation.cache_salt
         return self._complete(request, turn, reply)
 
+    def lose(self, request: Request, turn: Turn) -> None:
+        """Give the answer to a request, which its client has not had whole, to the next like it."""
+        self._recorded[turn.number], self._prompts[turn.number] = turn, request.ids
+
     def leave_out(self, reason: str, tokens: int) -> None:
         """Count tokens that were sampled and are in no turn."""
         self._left_out[reason] += tokens
@@ -221,8 +227,9 @@ class Session:
             flat.loss_mask += branch.tokens.loss_mask
             flat.behavior_logprobs += branch.tokens.behavior_logprobs
             flat.versions += branch.tokens.versions
+        unasked = [turn for number, turn in self._recorded.items() if number not in self._ends]
         left_out = self._left_out + Counter(
-            {NOT_REPEATED: sum(len(turn.token_ids) for turn in self._recorded.values())}
+            {NOT_REPEATED: sum(len(turn.token_ids) for turn in unasked)}
         )
         return SessionTokens(
             flat.token_ids, flat.loss_mask, flat.behavior_logprobs, flat.versions,
@@ -253,7 +260,8 @@ class Session:
 
     def _complete(self, request: Request, turn: Turn, reply: Mapping[str, Any] | str) -> Turn:
         self._recorded.pop(turn.number, None)
-        self._store(request.ids, turn)
+        if turn.number not in self._ends:
+            self._store(request.ids, turn)
         self._remember(request, turn.number, reply)
         return turn
 

@@ -2,7 +2,7 @@
 
 import inspect
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -18,13 +18,14 @@ LAST_PLACEHOLDER = "\uf8ff"
 class ChatTemplate:
     """The chat template of a model, with the options of the recipe; a request may add its own.
 
+    `end_ids` are the tokens at which the engine stops, which a template may end no message with.
     Texts of control tokens in messages stay text, as in `Renderer`. A message of the assistant at
     the end of a chat is one that the policy goes on with.
     """
 
-    def __init__(self, renderer: Renderer) -> None:
+    def __init__(self, renderer: Renderer, end_ids: Collection[int] = ()) -> None:
         self._renderer = renderer
-        self._ends = {*renderer.turn_end_ids, renderer.tokenizer.eos_token_id}
+        self._ends = {*renderer.turn_end_ids, renderer.tokenizer.eos_token_id, *end_ids}
         call = inspect.signature(renderer.tokenizer.apply_chat_template)
         self._reserved = call.parameters.keys() - {"documents"}
 
@@ -48,11 +49,11 @@ class ChatTemplate:
     ) -> list[int] | None:
         """Return the ids to append to those that end with message `known` − 1, the policy's.
 
-        `last` is the last of those ids, and is not repeated where the template ends messages with
-        it. None where the template rewrites what stands before: a chat that goes on by answers of
-        tools alone always goes on from what was sampled, but once another message follows, a
-        template may put the tools elsewhere, or leave out earlier thoughts, as Qwen3's does. What
-        the model then reads is another history, and so a further segment of the rollout.
+        `last` is the last of those ids; a message that it ends is not ended once more. None where
+        the template rewrites what stands before: a chat that goes on by answers of tools alone
+        always goes on from what was sampled, but once another message follows, a template may put
+        the tools elsewhere, or leave out earlier thoughts, as Qwen3's does. What the model then
+        reads is another history, and so a further segment of the rollout.
         """
         renderer, others = self._given(tools, options), messages[known:]
         if not renderer.templated:
@@ -79,7 +80,7 @@ class ChatTemplate:
             ids = renderer.encoded(after, marked)
         except (InputError, PromptRefused):
             return None
-        return ids[1:] if ids[:1] == [last] else ids
+        return ids[1:] if ids[:1] == [last] or self._ends >= {last, *ids[:1]} else ids
 
     def ends(self, token_id: int) -> bool:
         """Return whether a token ends messages of the policy."""

@@ -9,6 +9,8 @@ renders no prompt, and chooses no parameter of sampling.
 """
 
 import itertools
+import json
+import logging
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import replace
@@ -17,11 +19,13 @@ from typing import Any
 from actors.config import ActorsConfig
 from actors.engines.protocol import SamplingParameters
 from actors.engines.vllm import VllmEngine
+from actors.engines.vllm_output import same_log
 from actors.engines.vllm_sampled import Sampled
 from actors.errors import EngineDied, EngineStale, PromptRefused, RolloutFailed
-from actors.gateway.open_session import CALL, Call, OpenSession
+from actors.gateway.http_server import FAILED
+from actors.gateway.open_session import CALL, STOPPED, Call
 from actors.gateway.reply import ReplyReader
-from actors.gateway.requests import MODEL, Refused
+from actors.gateway.requests import FREE, MODEL, Refused
 from headway.errors import HeadwayError, InputError
 from queues.records import FinishReason, Turn
 
@@ -35,6 +39,8 @@ TOOL_PARSERS = (
 """Texts that a chat template writes around tool calls, and vLLM's parsers of these; the first."""
 STREAM_INTERVAL = 16
 """Tokens in one part of a streamed answer, but for the first."""
+
+log = logging.getLogger(__name__)
 
 
 async def serving_app(
@@ -52,20 +58,25 @@ async def serving_app(
     client = engine.client
     given = ["--model", MODEL, "--served-model-name", MODEL]
     given += ["--disable-fastapi-docs", "--disable-log-stats"]
-    parser = tool_parser_of(client.renderer.tokenizer.chat_template, config.gateway.tool_parser)
+    gateway, thoughts = config.gateway, config.gateway.reasoning_parser
+    parser = tool_parser_of(client.renderer.tokenizer.chat_template, gateway.tool_parser)
     if parser is not None:
         given += ["--enable-auto-tool-choice", "--tool-call-parser", parser]
-    if config.gateway.reasoning_parser is not None:
-        given += ["--reasoning-parser", config.gateway.reasoning_parser]
+    if thoughts is not None:
+        given += ["--structured-outputs-config", json.dumps({"reasoning_parser": thoughts})]
     arguments = make_arg_parser(FlexibleArgumentParser()).parse_args(given)
     recorder = Recorder(engine, sampling)
     try:
         validate_parsed_serve_args(arguments)
         tasks = await client.get_supported_tasks()
-        app = build_app(arguments, tasks, client.model_config)
+        with same_log():
+            app = build_app(arguments, tasks, client.model_config)
         await init_app_state(recorder, app.state, arguments, tasks)
     except (KeyError, ValueError, TypeError) as error:
-        raise InputError(f"vLLM cannot serve actors.gateway: {error}") from error
+        raise InputError(
+            f"vLLM cannot serve actors.gateway with tool_parser {parser!r} and reasoning_parser "
+            f"{thoughts!r}: {error}"
+        ) from error
     renderer = app.state.online_renderer
     give_prompts(renderer, client.model_config.max_model_len)
     return app
@@ -86,21 +97,25 @@ def give_prompts(renderer: Any, max_model_len: int) -> None:
 
     preprocess = renderer.preprocess_chat
 
-    def begun(call: Call, begin: Any, *arguments: Any) -> list[int]:
+    async def begun(call: Call, begin: Any, *arguments: Any) -> list[int]:
         call.begin()
         try:
             call.request = begin(*arguments)
+            ids = list(call.request.ids)
+            if len(ids) >= max_model_len:
+                raise call.opened.beyond(
+                    400,
+                    f"the prompt has {len(ids)} tokens, must have fewer than {max_model_len} "
+                    "(maximum context length)",
+                    is_final=False,  # the agent may compress its history
+                )
+            if call.path not in FREE:
+                await call.opened.admit(call, max_model_len - len(ids))
         except (PromptRefused, InputError) as error:
             raise VLLMValidationError(str(error), parameter="messages") from error
-        ids = list(call.request.ids)
-        if len(ids) >= max_model_len:
-            call.refusal = call.opened.beyond(
-                400,
-                f"the prompt has {len(ids)} tokens, must have fewer than {max_model_len} "
-                "(maximum context length)",
-                is_final=False,  # the agent may compress its history
-            )
-            raise VLLMValidationError(str(call.refusal))
+        except Refused as refused:
+            call.refusal = refused
+            raise VLLMValidationError(str(refused)) from None
         return ids
 
     async def preprocess_chat(
@@ -108,14 +123,15 @@ def give_prompts(renderer: Any, max_model_len: int) -> None:
     ) -> Any:
         call, tools = CALL.get(), options.get("tool_dicts")
         written = request.build_chat_params(None, "auto").chat_template_kwargs
-        ids = begun(call, call.opened.session.begin, messages, tools, template_options(written))
+        given = template_options(written)
+        ids = await begun(call, call.opened.session.begin, messages, tools, given)
         call.reader = ReplyReader(request, renderer)
         request.kv_transfer_params = {"prompt_token_ids": ids}
         return await preprocess(request, messages, *others, **options)
 
     async def render_completion(request: Any, **_options: Any) -> Any:
         call = CALL.get()
-        ids = begun(call, call.opened.session.begin_text, request.prompt)
+        ids = await begun(call, call.opened.session.begin_text, request.prompt)
         renderer.renderer.validate_token_ids(ids, parameter="prompt")
         call.reader = ReplyReader(request)
         return [tokens_input(ids)]
@@ -155,9 +171,14 @@ class Recorder:
         self, call: Call, parameters: Any, sampled: Sampled
     ) -> AsyncGenerator[Any, None]:
         """Yield the outputs of a request, the last one once the turn is saved."""
-        from vllm.exceptions import RetryableRequestError, VLLMValidationError
+        from vllm.exceptions import (
+            GenerationError,
+            RetryableRequestError,
+            VLLMClientError,
+            VLLMValidationError,
+        )
 
-        opened, complete = call.opened, False
+        opened = call.opened
         call.begin()
         try:
             async with aclosing(self._outputs(call, parameters, sampled)) as outputs:
@@ -168,10 +189,10 @@ class Recorder:
                             raise HeadwayError(
                                 f"vLLM failed after {len(generation.token_ids)} tokens"
                             )
-                        turn = opened.session.complete(call.request, generation, reply)
-                        complete = True
+                        call.begin()
+                        call.turn = opened.session.complete(call.request, generation, reply)
                         opened.completed(call)
-                        await opened.save(turn)
+                        await opened.save(call.turn)
                     yield output
         except InputError as error:
             raise VLLMValidationError(str(error)) from error
@@ -179,10 +200,16 @@ class Recorder:
             own = isinstance(error, EngineDied | EngineStale)
             failure = error if own else RolloutFailed(f"request {sampled.request_id}: {error}")
             opened.stop(None if isinstance(error, Interrupted) else failure)
-            call.refusal = Refused(503, f"the policy has stopped: {error}")
-            raise RetryableRequestError(str(call.refusal)) from error
+            call.refusal = Refused(503, STOPPED)
+            raise RetryableRequestError(STOPPED) from error
+        except VLLMClientError:
+            raise
+        except Exception as error:
+            log.warning("request %s failed", sampled.request_id, exc_info=error)
+            call.refusal = Refused(500, FAILED)
+            raise GenerationError(FAILED) from error
         finally:
-            if not complete:
+            if call.turn is None:
                 reason = "interrupted" if opened.interrupted else "undelivered"
                 opened.session.leave_out(reason, len(sampled.token_ids))
 
@@ -192,15 +219,14 @@ class Recorder:
         """Yield what the policy samples, or the answer of an earlier attempt; the reader has it."""
         from vllm.sampling_params import RequestOutputKind
 
-        opened, request = call.opened, call.request
+        opened, request, turn = call.opened, call.request, call.turn
         streams = parameters.output_kind is RequestOutputKind.DELTA
         sampled.whole = not streams
-        turn = opened.session.recorded(request)
         if turn is not None:
             tokenizer = self._engine.client.renderer.tokenizer
             outputs = repeated(turn, request.ids, tokenizer, parameters, sampled)
         else:
-            asked = self._asked(opened, parameters, streams=streams)
+            asked = self._asked(call, parameters, streams=streams)
             salt = opened.session.cache_salt
             outputs = self._engine.outputs(request.ids, asked, sampled, salt)
         with opened.waiting():
@@ -214,12 +240,13 @@ class Recorder:
         if sampled.finish_reason is FinishReason.ABORTED:
             raise Interrupted("the engine was interrupted")
 
-    def _asked(self, opened: OpenSession, parameters: Any, *, streams: bool) -> Any:
+    def _asked(self, call: Call, parameters: Any, *, streams: bool) -> Any:
         """Return the parameters of a request: the recipe's, in the form that its API wants."""
         from vllm.sampling_params import RequestOutputKind
 
-        limits, recipe = opened.limits, self._sampling
-        most = max(1, min(parameters.max_tokens, opened.tokens_left))
+        limits, recipe = call.opened.limits, self._sampling
+        most = min(parameters.max_tokens, call.tokens)
+        call.opened.release(call, most)
         temperature = recipe.temperature if limits.temperature is None else limits.temperature
         return self._engine.parameters(
             replace(recipe, max_new_tokens=most, temperature=temperature, seed=None),

@@ -4,13 +4,14 @@
           ◀──────── a line of JSON: how it ended ──────────┘
 
 It runs as `PYTHON launcher.py DESCRIPTOR MODULE…` by the interpreter of the agent, accepts
-connections at a socket that it was given, and imports nothing but the standard library and the
-modules. These are loaded once: a Python program that is a fork begins with them in milliseconds.
+connections at a socket that it was given, and imports nothing but the standard library, the files
+of the sandbox and the modules. These are loaded once: a Python program that is a fork begins with
+them in milliseconds.
 The guard ends a program, with all processes that came from it, when it has ended, at a limit, and
-when the actor has shut the connection or is gone. The launcher ends when its input is closed.
+when the actor has shut the connection or is gone. The launcher ends when its input is closed. In a
+sandbox (`agent_walls`) two more processes are between guard and program.
 """
 
-import ctypes
 import gc
 import importlib
 import json
@@ -26,9 +27,18 @@ import tempfile
 import threading
 import time
 from contextlib import suppress
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
+if TYPE_CHECKING or __package__:
+    from actors.sandbox import agent_walls, linux
+else:  # a foreign interpreter has no package of ours, nor may a program that is a fork
+    sys.path.insert(0, os.path.join(os.path.dirname(os.path.dirname(__file__)), "sandbox"))
+    import agent_walls
+    import linux
+
+    del sys.path[0], sys.modules["agent_walls"], sys.modules["linux"], sys.modules["system_calls"]
+
+PR_SET_CHILD_SUBREAPER = 36
 LONGEST_RESULT = 1 << 20
 """Bytes of a result; one more is read, which says that there are more."""
 TAIL = 4000
@@ -60,7 +70,7 @@ def main() -> str | None:
     server.close()
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     os.setsid()
-    ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1)
+    linux.prctl("adopt orphans", PR_SET_CHILD_SUBREAPER, 1)
     with connection.makefile("rb") as lines:
         request = json.loads(lines.readline())
     return Guard(connection, request).run()
@@ -76,21 +86,23 @@ class Guard:
 
     def run(self) -> str | None:
         """Run the program, and report how it ended; in the program itself, return its script."""
-        request = self._request
-        folder = tempfile.mkdtemp(prefix=request["name"], dir=request["keep"])
-        for name in ("task", "folder", "result"):
-            request["environment"][f"HEADWAY_{name.upper()}"] = os.path.join(folder, name)
-        os.mkdir(os.path.join(folder, "folder"))
-        with open(os.path.join(folder, "task"), "w", encoding="utf-8") as file:
-            json.dump(request["task"], file)
+        request, sandbox = self._request, self._request["sandbox"]
+        folder = self._make_folder()
         outputs, inputs = zip(os.pipe(), os.pipe(), strict=True)
+        status, of_keeper = socket.socketpair()
         program = os.fork()
         if program == 0:
-            return self._become(os.path.join(folder, "folder"), inputs)
+            return self._become(os.path.join(folder, "folder"), inputs, of_keeper.detach())
+        of_keeper.close()
         for descriptor in inputs:
             os.close(descriptor)
+        if sandbox:
+            agent_walls.serve(status, sandbox["gateway"])
         stopped = self._watch(program, outputs)
         code = end_all(program)
+        if sandbox:
+            code = agent_walls.reported(status)
+            shutil.rmtree(os.path.join(folder, "tmp"), ignore_errors=True)
         answer = {"stopped": stopped, "code": code, "result": read(os.path.join(folder, "result"))}
         answer["stderr"] = self._tail.decode(errors="replace")
         if request["keep"] is None:
@@ -99,19 +111,43 @@ class Guard:
             self._connection.sendall(json.dumps(answer).encode() + b"\n")
         os._exit(0)
 
-    def _become(self, folder: str, streams: tuple[int, ...]) -> str:
+    def _make_folder(self) -> str:
+        """Make the folder of the rollout, with its task; return its path."""
+        request, sandbox = self._request, self._request["sandbox"]
+        folder: str = tempfile.mkdtemp(prefix=request["name"], dir=request["keep"])
+        folder = os.path.realpath(folder)
+        for name in ("task", "folder", "result"):
+            request["environment"][f"HEADWAY_{name.upper()}"] = os.path.join(folder, name)
+        os.mkdir(os.path.join(folder, "folder"))
+        with open(os.path.join(folder, "task"), "w", encoding="utf-8") as file:
+            json.dump(request["task"], file)
+        if sandbox:
+            sandbox |= {"folder": folder, "user": linux.own_user()}
+            os.mkdir(os.path.join(folder, "tmp"))
+            if sandbox["user"] is not None:
+                for path in (folder, *(os.path.join(folder, name) for name in os.listdir(folder))):
+                    os.chown(path, sandbox["user"], sandbox["user"])
+        return folder
+
+    def _become(self, folder: str, streams: tuple[int, ...], status: int) -> str:
         """Turn this process into the program; return the script of a Python program."""
         request = self._request
         os.setsid()
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+        linux.end_with_parent()
         for target, source in enumerate((os.open(os.devnull, os.O_RDONLY), *streams)):
             os.dup2(source, target)
         self._connection.detach()
-        os.closerange(3, 1 << 16)
+        os.closerange(3, status)
+        os.closerange(status + 1, 1 << 16)
+        if request["sandbox"]:
+            agent_walls.enter(request["sandbox"], status)
+        os.closerange(3, 1 << 16)  # those to the files of the machine too
         memory = request["memory_bytes"]
         resource.setrlimit(resource.RLIMIT_DATA, (memory, memory))
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
         os.chdir(folder)
+        if request["sandbox"]:
+            agent_walls.close_doors()
         command = request["command"]
         if not request["forks"]:
             try:
@@ -157,7 +193,7 @@ class Guard:
 
     def _exceeded(self) -> str | None:
         """Return the limit of memory or processes that the program exceeds now."""
-        processes = descendants(os.getpid())
+        processes = descendants(os.getpid())[2 if self._request["sandbox"] else 0 :]
         if len(processes) > self._request["processes"]:
             return f"the limit of {self._request['processes']} processes"
         pages = 0
@@ -198,7 +234,7 @@ def end_all(program: int) -> int:
 def read(path: str) -> str | None:
     """Return a result, or its beginning if it is too long; None without one."""
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)  # it may be a pipe
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW)  # a pipe, a link
         with open(descriptor, "rb") as file:
             return file.read(LONGEST_RESULT + 1).decode(errors="surrogateescape")
     except OSError:

@@ -10,24 +10,27 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
+from urllib.parse import urlsplit
 
-from pydantic import Field, field_validator
+from pydantic import Field
 
 from actors.errors import EnvironmentFailed
 from actors.programs.agent import AgentGone, AgentResult, AgentTask, failure, read_result
 from actors.programs.launcher import LONGEST_RESULT
+from actors.programs.visible_paths import runs_in, visible_paths
 from actors.rewards.find_reward import NoNumber
 from actors.rewards.process import FROM_OUTSIDE, scrubbed
+from actors.sandbox.sandbox import START_SECONDS, check_sandbox, unavailable
 from headway.clean_text import register
 from headway.errors import InputError
 from headway.options import parse_options
 from headway.recipe_section import Section
-from headway.user_code import PARAGRAPH, beside_recipe, cut
+from headway.user_code import CODE_DIR, PARAGRAPH, beside_recipe, cut
 
 LAUNCHER = Path(__file__).with_name("launcher.py")
 LONGEST_LINE = 16 * LONGEST_RESULT
@@ -35,6 +38,13 @@ LONGEST_LINE = 16 * LONGEST_RESULT
 IMPORT_SECONDS = 300.0
 END_SECONDS = 5.0
 """Time in which a guard ends its program, after which the rollout goes on without waiting."""
+INTERPRETER = "import json, sys; print(json.dumps([sys.executable, sys.prefix, sys.base_prefix]))"
+READ = "import sys; [open(name).close() for name in sys.argv[1:]]"
+READ_BY_SHELL = 'for name; do : < "$name" || exit; done'
+SANDBOXED = {"HOME": "/tmp", "TMPDIR": "/tmp"}
+"""Variables of a program in the sandbox."""
+HIDDEN = {"XDG_CACHE_HOME", "SSL_CERT_FILE", "SSL_CERT_DIR", "REQUESTS_CA_BUNDLE"}
+"""Variables that name what is not in the sandbox."""
 
 
 class ProgramOptions(Section):
@@ -58,17 +68,10 @@ class ProgramOptions(Section):
     """Folder in which the folders of all rollouts are kept, with tasks and results; None deletes
     them."""
     sandbox: bool = False
-
-    @field_validator("sandbox")
-    @classmethod
-    def _has_no_sandbox(cls, value: bool) -> bool:
-        if value:
-            raise ValueError(
-                "the sandbox of programs that models write has no network, not even sockets of "
-                "this machine, so that an agent in it could not reach the policy; let COMMAND "
-                "start a container that shares the network of this machine instead"
-            )
-        return value
+    """Let each rollout see no files but those of the system, the interpreter and COMMAND's folders,
+    write only to its own folder and /tmp, and reach nothing but the policy."""
+    sandbox_folders: tuple[str, ...] = ()
+    """Further folders and files that it may read in the sandbox."""
 
 
 class ProgramAgent:
@@ -102,11 +105,19 @@ class ProgramAgent:
                 f"actors.environment_options.python has no effect: {setting} does not begin with "
                 "the word python"
             )
+        if options.sandbox_folders and not options.sandbox:
+            raise InputError(
+                "actors.environment_options.sandbox_folders has no effect without sandbox = true"
+            )
         register(options.variables)
-        self._environment = scrubbed(os.environ, options.variables)
+        self._environment = {CODE_DIR: os.getcwd(), **scrubbed(os.environ, options.variables)}
         self._check_modules()
         self._folder: TemporaryDirectory[str] | None = None
         self._launcher: subprocess.Popen[bytes] | None = None
+        self._visible: list[str] = []
+        """Paths that are read in the sandbox, if it is asked for."""
+        if options.sandbox:
+            self._check_sandbox([file for file in named if file], is_python=is_python)
 
     def _check_modules(self) -> None:
         """Load the modules to be preloaded once, in a process that ends."""
@@ -115,9 +126,59 @@ class ProgramAgent:
             failing = f"actors.environment_options.preload: {self._python} cannot load them"
             printed_by(self._python, words, self._environment, IMPORT_SECONDS, failing=failing)
 
+    def _check_sandbox(self, files: list[str], *, is_python: bool) -> None:
+        """Find what the program may read; raise InputError unless all of it is in the sandbox."""
+        check_sandbox()
+        setting = "actors.environment_options.sandbox"
+        further = [str(beside_recipe(path).absolute()) for path in self._options.sandbox_folders]
+        for path in further:
+            if not os.path.exists(path):
+                raise InputError(f"{setting}_folders: there is neither a folder nor a file {path}")
+        if is_python:
+            failing = f"{setting}: {self._python} does not run"
+            words, seconds = ["-c", INTERPRETER], IMPORT_SECONDS
+            printed = printed_by(self._python, words, self._environment, seconds, failing=failing)
+            self._command[0], *prefixes = json.loads(printed.splitlines()[-1])
+            reading = [self._command[0], "-c", READ]
+            self._visible = visible_paths(files, [self._command[0], *prefixes, *further])
+        else:
+            files, reading = [self._command[0], *files], ["/bin/sh", "-c", READ_BY_SHELL, "sh"]
+            self._visible = visible_paths(files, further)
+        if (keep := self._keep()) and os.path.realpath(keep) in self._visible:
+            raise InputError(
+                f"actors.environment_options.keep_folder: the program reads {keep} in the sandbox; "
+                "give another folder, such as one in it"
+            )
+        answer = self._run_now([*reading, *files])
+        problem = answer["stderr"].strip().rpartition("\n")[2]
+        if answer["code"] == -signal.SIGKILL:
+            raise InputError(unavailable(problem))
+        if answer["code"]:
+            raise InputError(f"{setting}: {self._command[0]} cannot run in it: {cut(problem)}")
+
+    def _run_now(self, command: list[str]) -> dict[str, Any]:
+        """Run a command in the sandbox; return the answer of its guard."""
+        task = AgentTask(
+            prompt_id="sandbox", prompt="", messages=(), answer=None, metadata={},
+            base_url="http://127.0.0.1:9/v1", api_key="",
+        )  # fmt: skip
+        request = {**self._request(task), "command": command, "forks": False, "keep": None}
+        try:
+            with socket.socket(socket.AF_UNIX) as asking:
+                asking.settimeout(START_SECONDS)
+                asking.connect(self._address(()))
+                asking.sendall(json.dumps(request).encode() + b"\n")
+                answer: dict[str, Any] = json.loads(asking.makefile("rb").readline())
+        except (OSError, ValueError) as error:
+            raise InputError(unavailable(f"no answer of its guard: {error}")) from None
+        finally:
+            self._close()
+        return answer
+
     async def play(self, task: AgentTask) -> AgentResult:
         """See `Agent`."""
-        answer = await self._ask(self._request(task), task)
+        request = await asyncio.to_thread(self._request, task)  # it looks for runs on the disk
+        answer = await self._ask(request, task)
         code, stopped = answer["code"], answer["stopped"]
         if stopped is None and code == 0:
             try:
@@ -134,32 +195,53 @@ class ProgramAgent:
 
     async def close(self) -> None:
         """End the launcher, and so every program."""
+        self._close()
+
+    def _close(self) -> None:
         self._end()
         if self._folder is not None:
             self._folder.cleanup()
+            self._folder = None
 
     def _end(self) -> None:
         if self._launcher is not None:
             self._launcher.kill()
             self._launcher.communicate()
+            self._launcher = None
+
+    def _keep(self) -> str | None:
+        """Return the folder of the folders that are kept, which is made if need be."""
+        if (keep := self._options.keep_folder) is None:
+            return None
+        path = Path(keep).expanduser().absolute()
+        path.mkdir(parents=True, exist_ok=True)
+        return str(path)
 
     def _request(self, task: AgentTask) -> dict[str, Any]:
         """Return what the guard needs to know, the task and the variables included."""
-        options = self._options
-        keep = options.keep_folder and str(Path(options.keep_folder).expanduser().absolute())
-        if keep:
-            os.makedirs(keep, exist_ok=True)
+        options, environment, sandbox = self._options, self._environment, None
+        if options.sandbox:
+            url = urlsplit(task.base_url)
+            environment = {**environment, **SANDBOXED}
+            for name in HIDDEN.intersection(environment):
+                del environment[name]
+            sandbox = {
+                "paths": self._visible,
+                "covers": runs_in(self._visible),
+                "gateway": [url.hostname, url.port],
+            }
         return {
             "command": self._command,
             "forks": self._forks,
-            "keep": keep,
+            "keep": self._keep(),
+            "sandbox": sandbox,
             "memory_bytes": int(options.memory_gib * 2**30),
             "processes": options.processes,
             "output_bytes": int(options.output_mib * 2**20),
             "name": re.sub(r"[^\w.-]+", "-", f"headway-{task.prompt_id[:100]}-", flags=re.A),
             "task": task.described(),
             "environment": {
-                **self._environment,
+                **environment,
                 "OPENAI_BASE_URL": task.base_url,
                 "OPENAI_API_KEY": task.api_key,
                 "ANTHROPIC_BASE_URL": task.base_url.removesuffix("/v1"),
@@ -168,8 +250,8 @@ class ProgramAgent:
             },
         }
 
-    def _address(self) -> str:
-        """Return the address of the launcher, which is started if it does not run."""
+    def _address(self, modules: Sequence[str]) -> str:
+        """Return the address of the launcher, which is started with modules if it does not run."""
         if self._folder is None:
             self._folder = TemporaryDirectory(prefix="headway-launcher-")
         address = f"{self._folder.name}/socket"
@@ -181,10 +263,10 @@ class ProgramAgent:
                 server.bind(address)
                 server.listen(1024)
                 number = server.fileno()
-                python = self._python if self._forks else sys.executable
+                python = self._python if modules else sys.executable
                 with open(f"{self._folder.name}/errors", "wb") as errors:
                     self._launcher = subprocess.Popen(
-                        [python, str(LAUNCHER), str(number), *self._options.preload],
+                        [python, str(LAUNCHER), str(number), *modules],
                         stdin=subprocess.PIPE,
                         stdout=subprocess.DEVNULL,
                         stderr=errors,
@@ -197,7 +279,7 @@ class ProgramAgent:
     async def _ask(self, request: dict[str, Any], task: AgentTask) -> dict[str, Any]:
         """Have a program run; return the answer of its guard, or end it when cancelled."""
         try:
-            address = self._address()
+            address = self._address(self._options.preload)
             reader, writer = await asyncio.open_unix_connection(address, limit=LONGEST_LINE)
         except OSError as error:
             raise AgentGone(failure(self._name, task, f"was not started: {error}")) from error

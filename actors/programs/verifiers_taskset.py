@@ -9,7 +9,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from actors.programs.program import ProgramAgent, ProgramOptions, printed_by, program_path
 from actors.rewards.process import scrubbed
@@ -31,6 +31,16 @@ class TasksetOptions(ProgramOptions):
     config: dict[str, Any] = Field(default={})
     """The library's own section `[env]`, as { agent = { harness = { id = "null" } } }; agents run
     as subprocesses of this machine unless it says otherwise."""
+
+    @field_validator("sandbox")
+    @classmethod
+    def _has_no_sandbox(cls, value: bool) -> bool:
+        if value:
+            raise ValueError(
+                "tasksets of verifiers do not run in the sandbox, since the library installs its "
+                "harnesses and writes to the home folder; `config` may name a runtime of its own"
+            )
+        return value
 
 
 class TaskListOptions(Section):

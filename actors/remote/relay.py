@@ -6,11 +6,13 @@
     gateway of the actor ◀─────┘ └── POST /result ───           reports, with the same
 
 Requests go to the gateway of the actor that has the rollout at the time; while none has, they wait.
+They wait for its answer while the actor calls, so that a frozen one holds nobody.
 Errors have the form of the API that was asked.
 """
 
 import asyncio
 import json
+from collections.abc import Coroutine
 from typing import Annotated, Any, NamedTuple, Self, TypeVar
 
 import httpx
@@ -120,16 +122,7 @@ class TaskRelay:
         try:
             holder = self._checked(key.decode(errors="replace"), path)
             request = _Request(scope, holder, path, await read_body(receive))
-            answering = asyncio.ensure_future(self._answer(request, send))
-            leaving = asyncio.ensure_future(_disconnected(receive))
-            try:
-                await asyncio.wait({answering, leaving}, return_when=asyncio.FIRST_COMPLETED)
-                if answering.done():
-                    answering.result()
-            finally:
-                answering.cancel()
-                leaving.cancel()
-                await asyncio.wait({answering, leaving})
+            await _until(_disconnected(receive), self._answer(request, send))
         except Refused as refused:
             await answer.refuse(refused)
         except (Disconnected, httpx.TransportError):
@@ -187,7 +180,8 @@ class TaskRelay:
         if task is None:
             return {"task": None}
         headers = dict(request.scope["headers"])
-        scheme, host = (headers.get(name, b"").decode() for name in (b"x-forwarded-proto", b"host"))
+        names = (b"x-forwarded-proto", b"host")
+        scheme, host = (headers.get(name, b"").decode(errors="replace") for name in names)
         return {
             "task": task.text,
             "base_url": f"{scheme or 'http'}://{host}/v1",
@@ -219,14 +213,16 @@ class TaskRelay:
                 content=request.body,
             )  # fmt: skip
             with self._board.hearing(task):
+                frozen = self._board.frozen
                 try:
-                    response = await self._client.send(passed_on, stream=True)
+                    sending = self._client.send(passed_on, stream=True)
+                    response = await _until(frozen(task), sending)
                 except httpx.TransportError:
                     self._board.lose(task, session)
                     continue
                 try:
                     if response.status_code not in UNREACHED:
-                        await _pass_back(response, send)
+                        await _until(frozen(task), _pass_back(response, send))
                         return
                     self._board.lose(task, session)
                 finally:
@@ -256,6 +252,23 @@ async def _pass_back(response: httpx.Response, send: Send) -> None:
     async for block in response.aiter_raw():
         await send({"type": "http.response.body", "body": block, "more_body": True})
     await send({"type": "http.response.body", "body": b""})
+
+
+async def _until(end: Coroutine[Any, Any, None], doing: Coroutine[Any, Any, T]) -> T:
+    """Return what a coroutine returns; break it off, and raise ReadTimeout, where `end` ends first.
+
+    Both have ended when this returns.
+    """
+    tasks = asyncio.ensure_future(doing), asyncio.ensure_future(end)
+    try:
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        if not tasks[0].done():
+            raise httpx.ReadTimeout("nobody is there any more")
+        return tasks[0].result()
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.wait(tasks)
 
 
 async def _disconnected(receive: Receive) -> None:

@@ -98,8 +98,12 @@ class RemoteAgent:
             raise Excused(f"rollout {offer['id']} is played by another actor now")
         if answer.status != 200:
             raise ServiceAway(f"the relay at {self._url} answered status {answer.status}")
-        fields: dict[str, Any] = json.loads(answer.text)
-        return fields
+        try:
+            fields = json.loads(answer.text)
+            return {name: fields[name] for name in ("take", "left", "result")}
+        except (ValueError, TypeError, KeyError, RecursionError):
+            problem = f"{answer.text[:100]!r}, must be a take, left and a result"
+            raise ServiceAway(f"the relay at {self._url} gave {problem}") from None
 
     async def close(self) -> None:
         """Close the connections."""

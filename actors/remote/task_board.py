@@ -21,6 +21,8 @@ from headway import clock
 T = TypeVar("T")
 ABSENT_SECONDS = 10.0
 """Time without a call of its actor after which a task is given to no agent."""
+FROZEN_SECONDS = 60.0
+"""The same after which nobody waits for an answer of its gateway any more."""
 FORGOTTEN_SECONDS = 3600.0
 """The same after which it is forgotten."""
 
@@ -123,6 +125,11 @@ class TaskBoard:
         """Take note that the session of a key is not reached; its actor may offer it again."""
         if task.key == key:
             task.address = None
+
+    async def frozen(self, task: Task) -> None:
+        """Return once the actor of a task has not called for FROZEN_SECONDS."""
+        while (left := task.asked_at + FROZEN_SECONDS - self._now()) > 0:
+            await self.until(bool, left)
 
     def report(self, task: Task, result: Mapping[str, Any]) -> None:
         """Keep the result of a task; raise Refused if it has another."""

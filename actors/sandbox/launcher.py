@@ -15,7 +15,6 @@ system calls. On SIGTERM the launcher ends init, and with it all the rest, and l
 it to process 1; when the launcher is killed, the kernel ends init.
 """
 
-import ctypes
 import json
 import os
 import resource
@@ -31,101 +30,33 @@ else:  # the isolated interpreter does not look for modules beside its program
     import linux
     import system_calls
 
-MNT_DETACH = 2
-PR_SET_DUMPABLE = 4
-SYS_PIVOT_ROOT, SYS_CAPSET, SYS_MOUNT_SETATTR = 155, 126, 442
-AT_RECURSIVE, AT_FDCWD = 0x8000, -100
-DEVICES = ("null", "zero", "full", "urandom")
-FIRST_USER = 0x60000000
-"""First user id of sandboxes that root starts; each running sandbox has an id of its own."""
-NAMESPACES = (
-    linux.CLONE_NEWNS
-    | linux.CLONE_NEWUTS
-    | linux.CLONE_NEWIPC
-    | linux.CLONE_NEWPID
-    | linux.CLONE_NEWNET
-)
-SAFE = linux.MS_NOSUID | linux.MS_NODEV
-"""Flags of every mount: no programs that give rights, no devices."""
-
-
-def bind_read_only(source: str, target: str) -> None:
-    """Mount a folder, with the mounts in it, or a file of the machine read-only."""
-    if os.path.isdir(source):
-        os.makedirs(target, exist_ok=True)
-    else:
-        os.makedirs(os.path.dirname(target), exist_ok=True)
-        with open(target, "w", encoding="ascii"):
-            pass
-    linux.mount(source, target, None, linux.MS_BIND | linux.MS_REC)
-    wanted = (ctypes.c_uint64 * 4)(linux.MS_RDONLY | SAFE, 0, 0, 0)
-    linux.check(
-        f"make {target} read-only",
-        linux.libc.syscall(
-            SYS_MOUNT_SETATTR,
-            AT_FDCWD,
-            target.encode(),
-            AT_RECURSIVE,
-            ctypes.byref(wanted),
-            ctypes.sizeof(wanted),
-        ),
-    )
-
 
 def hide_packages(folder: str, paths: list[str]) -> None:
     """Cover a folder of packages by one that only adds some paths to those of Python."""
-    linux.mount("packages", folder, "tmpfs", SAFE | linux.MS_NOEXEC, "size=64k,mode=755")
+    linux.mount("packages", folder, "tmpfs", linux.SAFE | linux.MS_NOEXEC, "size=64k,mode=755")
     with open(f"{folder}/recipe.pth", "w", encoding="utf-8") as file:
         file.write("\n".join(paths))
-    flags = linux.MS_REMOUNT | linux.MS_BIND | linux.MS_RDONLY | SAFE | linux.MS_NOEXEC
-    linux.mount("none", folder, None, flags)
+    linux.remount_read_only(folder, linux.SAFE | linux.MS_NOEXEC)
 
 
 def build_root(config: dict[str, Any]) -> None:
     """Change to a new root that holds the paths of the config, a few devices and /work."""
-    linux.mount("none", "/", None, linux.MS_REC | linux.MS_PRIVATE)
     sources = {path: os.open(path, os.O_PATH) for path in config["paths"]}
-    root = "/tmp"  # which hides what is in it: the sources are open
-    linux.mount("sandbox", root, "tmpfs", SAFE, "size=1m,nr_inodes=512,mode=755")
+    root = linux.new_root()
     os.mkdir(f"{root}/work")
     size = f"size={config['disk_bytes']},nr_inodes={config['files']},mode=1777"
-    linux.mount("work", f"{root}/work", "tmpfs", SAFE | linux.MS_NOEXEC, size)
+    linux.mount("work", f"{root}/work", "tmpfs", linux.SAFE | linux.MS_NOEXEC, size)
     for path in config["paths"]:
-        bind_read_only(f"/proc/self/fd/{sources[path]}", root + path)
+        linux.bind(f"/proc/self/fd/{sources[path]}", root + path)
     for path in config["packages"]:
         hide_packages(root + path, config["more_paths"])
-    os.mkdir(f"{root}/dev")
-    for name in DEVICES:
-        with open(f"{root}/dev/{name}", "w", encoding="ascii"):
-            pass
-        linux.mount(f"/dev/{name}", f"{root}/dev/{name}", None, linux.MS_BIND)
     if not os.path.exists(f"{root}/tmp"):  # else it has a folder of the config
         os.symlink("work", f"{root}/tmp")
     with open(f"{root}/work/program.py", "w", encoding="utf-8", errors="surrogatepass") as file:
         file.write(config["program"])
     os.chmod(f"{root}/work/program.py", 0o644)
-    os.chdir(root)
-    os.mkdir("old")
-    linux.check("pivot_root", linux.libc.syscall(SYS_PIVOT_ROOT, b".", b"old"))
-    os.chdir("/")
-    linux.check("leave the old root", linux.libc.umount2(b"/old", MNT_DETACH))
-    os.rmdir("/old")
-    linux.mount("none", "/", None, linux.MS_REMOUNT | linux.MS_BIND | linux.MS_RDONLY | SAFE)
+    linux.enter_root(root)
     os.chdir("/work")
-
-
-def drop_rights(user: int | None) -> None:
-    """Become a user without any privilege, irrevocably."""
-    if user is not None:
-        os.setgroups([])
-        os.setresgid(user, user, user)
-        os.setresuid(user, user, user)
-    header = (ctypes.c_uint32 * 2)(0x20080522, 0)
-    linux.check(
-        "capset", linux.libc.syscall(SYS_CAPSET, ctypes.byref(header), (ctypes.c_uint32 * 6)())
-    )
-    linux.prctl("not dumpable", PR_SET_DUMPABLE, 0)
-    linux.end_with_parent()
 
 
 def report(status: int, what: dict[str, Any]) -> None:
@@ -155,9 +86,8 @@ def run_init(config: dict[str, Any], program_filter: bytes, status: int) -> NoRe
     try:
         linux.end_with_parent()
         signal.signal(signal.SIGINT, signal.SIG_DFL)  # Python's own handler
-        linux.check("name the machine", linux.libc.sethostname(b"sandbox", 7))
         build_root(config)
-        drop_rights(config["user"])
+        linux.drop_rights(config["user"])
         child = os.fork()
         if child == 0:
             run_program(config, program_filter, status)
@@ -178,10 +108,9 @@ def main() -> None:
         linux.end_with_parent(signal.SIGTERM)
         if os.getppid() != config["parent"]:
             return
-        root = os.geteuid() == 0
-        config["user"] = FIRST_USER + os.getpid() if root else None
+        config["user"] = linux.own_user()
         program_filter = system_calls.program_filter()
-        linux.unshare(NAMESPACES)
+        linux.unshare()
         child = os.fork()
         if child == 0:
             run_init(config, program_filter, status)

@@ -4,6 +4,8 @@
 and namespaces, mounts, tracing, memory that is a file (`memfd_create` and System V shared memory
 escape the limit of memory), locks of files, keys, io_uring, performance counters, modules. Threads
 may be made.
+`agent_filter` is for agents and their children, in namespaces of their own: it allows processes,
+sockets of TCP, UDP and Unix, and locks besides, but nothing else that the former refuses.
 `compute_filter` is for a process that has loaded all it needs: it may compute, allocate memory,
 write to what is open, and end. Every other call fails with EPERM. Imports nothing of ours: the
 launcher loads it by its path.
@@ -15,7 +17,7 @@ import platform
 import re
 import struct
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 TABLE = """
 read 0 write 1 open 2 close 3 stat 4 fstat 5 lstat 6 poll 7 lseek 8 mmap 9 mprotect 10 munmap 11
@@ -37,6 +39,23 @@ epoll_pwait 281 fallocate 285 eventfd2 290 epoll_create1 291 dup3 292 pipe2 293 
 getcpu 309 renameat2 316 getrandom 318 membarrier 324 copy_file_range 326 statx 332 rseq 334
 close_range 436 faccessat2 439 epoll_pwait2 441
 """
+AGENT_TABLE = """
+sendfile 40 connect 42 accept 43 sendto 44 recvfrom 45 sendmsg 46 recvmsg 47 shutdown 48 bind 49
+listen 50 getsockname 51 getpeername 52 setsockopt 54 getsockopt 55 fork 57 vfork 58 flock 73
+chown 92 fchown 93 lchown 94 setpgid 109 setsid 112 capget 125 mknod 133 getpriority 140
+setpriority 141 sched_setparam 142 sched_getparam 143 sched_setscheduler 144 sched_getscheduler 145
+sched_get_priority_max 146 sched_get_priority_min 147 sched_rr_get_interval 148 mlock 149
+munlock 150 prctl 157 setrlimit 160 sync 162 readahead 187 getxattr 191 lgetxattr 192 fgetxattr 193
+listxattr 194 llistxattr 195 flistxattr 196 tkill 200 sched_setaffinity 203 epoll_create 213
+timer_create 222 timer_settime 223 timer_gettime 224 timer_getoverrun 225 timer_delete 226
+inotify_init 253 inotify_add_watch 254 inotify_rm_watch 255 mknodat 259 fchownat 260 futimesat 261
+get_robust_list 274 splice 275 tee 276 sync_file_range 277 signalfd 282 timerfd_create 283
+eventfd 284 timerfd_settime 286 timerfd_gettime 287 accept4 288 signalfd4 289 inotify_init1 294
+preadv 295 pwritev 296 recvmmsg 299 syncfs 306 sendmmsg 307 sched_setattr 314 sched_getattr 315
+execveat 322 mlock2 325 preadv2 327 pwritev2 328 pidfd_send_signal 424 pidfd_open 434
+openat2 437 fchmodat2 452
+"""
+"""Calls of an agent besides."""
 ALLOWED = {name: int(number) for name, number in re.findall(r"(\w+) (\d+)", TABLE)}
 
 MACHINE = "x86_64"
@@ -56,40 +75,64 @@ madvise 233 getrandom 278 rseq 293
 """,
 }
 """Calls of a process that only computes, by machine."""
-_CLONE, _CLONE3, _CLONE_THREAD = 56, 435, 0x10000
+_CLONE, _FCNTL, _CLONE3, _CLONE_THREAD = 56, 72, 435, 0x10000
+_SOCKET, _FAMILIES, _KINDS, _PROTOCOLS = 41, (1, 2, 10), (1, 2), (0, 6, 17)
+"""Sockets of agents: Unix, IPv4, IPv6; streams and datagrams; TCP and UDP."""
+_KIND_BITS = 0xF
 _NEW_NAMESPACES = 0x7E020080
-_LOAD, _EQUAL, _AT_LEAST, _ANY_BIT, _RETURN = 0x20, 0x15, 0x35, 0x45, 0x06
+_LOAD, _AND, _EQUAL, _AT_LEAST, _ANY_BIT, _RETURN = 0x20, 0x54, 0x15, 0x35, 0x45, 0x06
 _KILL, _ERROR, _ALLOW = 0x80000000, 0x00050000, 0x7FFF0000
-_NUMBER_AT, _ARCHITECTURE_AT, _FIRST_ARGUMENT_AT, _SECOND_ARGUMENT_AT = 0, 4, 16, 24
-_FCNTL = (0, 1, 2, 3, 4, 1030, 1032)
+_NUMBER_AT, _ARCHITECTURE_AT, _ARGUMENTS_AT = 0, 4, (16, 24, 32)
+_COMMANDS = (0, 1, 2, 3, 4, 1030, 1032)
 """Commands of `fcntl`: duplicates and flags of descriptors, sizes of pipes; no locks or leases."""
+_AGENT_COMMANDS = (*_COMMANDS, 5, 6, 7, 8, 9, 36, 37, 38, 1031)
+"""Locks and owners of descriptors besides; no leases."""
 _X32 = 0x40000000
 _EPERM, _ENOSYS = 1, 38
 _PR_SET_NO_NEW_PRIVS, _PR_SET_SECCOMP, _SECCOMP_MODE_FILTER = 38, 22, 2
 
 Instruction = tuple[int, int, int, int]
+_REFUSE: Instruction = (_RETURN, 0, 0, _ERROR | _EPERM)
+_PERMIT: Instruction = (_RETURN, 0, 0, _ALLOW)
 
 
 def program_filter() -> bytes:
     """Return the filter of a program in the kernel's format."""
+    of_thread = [(_ANY_BIT, 1, 0, _CLONE_THREAD), _REFUSE]
+    return _filter(ALLOWED.values(), _COMMANDS, of_thread, [])
+
+
+def agent_filter() -> bytes:
+    """Return the filter of an agent in the kernel's format."""
+    numbers = [int(number) for number in re.findall(r"\w+ (\d+)", AGENT_TABLE)]
+    of_socket = [
+        (_LOAD, 0, 0, _ARGUMENTS_AT[0]), *_demand(_FAMILIES),
+        (_LOAD, 0, 0, _ARGUMENTS_AT[1]), (_AND, 0, 0, _KIND_BITS), *_demand(_KINDS),
+        (_LOAD, 0, 0, _ARGUMENTS_AT[2]), *_demand(_PROTOCOLS), _PERMIT,
+    ]  # fmt: skip
+    more = _where(_SOCKET, of_socket)
+    return _filter([*ALLOWED.values(), *numbers], _AGENT_COMMANDS, [], more)
+
+
+def _filter(
+    numbers: Iterable[int],
+    commands: Iterable[int],
+    of_clone: list[Instruction],
+    more: list[Instruction],
+) -> bytes:
+    """Return a filter that allows calls, commands of `fcntl`, `clone` on conditions, and `more`."""
+    namespaces = [(_LOAD, 0, 0, _ARGUMENTS_AT[0]), (_ANY_BIT, 0, 1, _NEW_NAMESPACES), _REFUSE]
+    of_fcntl = [(_LOAD, 0, 0, _ARGUMENTS_AT[1]), *_allow(commands), _REFUSE]
     return _packed(
         [
             *_begin(MACHINE),
             (_EQUAL, 0, 1, _CLONE3),  # a filter cannot read its flags; libc falls back to clone
             (_RETURN, 0, 0, _ERROR | _ENOSYS),
-            *_allow(ALLOWED.values()),
-            (_EQUAL, 0, 2 * len(_FCNTL) + 2, 72),
-            (_LOAD, 0, 0, _SECOND_ARGUMENT_AT),
-            *_allow(_FCNTL),
-            (_RETURN, 0, 0, _ERROR | _EPERM),
-            (_EQUAL, 1, 0, _CLONE),
-            (_RETURN, 0, 0, _ERROR | _EPERM),
-            (_LOAD, 0, 0, _FIRST_ARGUMENT_AT),
-            (_ANY_BIT, 0, 1, _NEW_NAMESPACES),
-            (_RETURN, 0, 0, _ERROR | _EPERM),
-            (_ANY_BIT, 1, 0, _CLONE_THREAD),
-            (_RETURN, 0, 0, _ERROR | _EPERM),
-            (_RETURN, 0, 0, _ALLOW),
+            *_allow(numbers),
+            *_where(_FCNTL, of_fcntl),
+            *_where(_CLONE, [*namespaces, *of_clone, _PERMIT]),
+            *more,
+            _REFUSE,
         ]
     )
 
@@ -100,8 +143,7 @@ def compute_filter() -> bytes:
     if machine not in _COMPUTE:
         raise OSError(f"this machine is {machine}, must be {' or '.join(_COMPUTE)}")
     numbers = [int(number) for number in re.findall(r"\w+ (\d+)", _COMPUTE[machine])]
-    refuse = (_RETURN, 0, 0, _ERROR | _EPERM)
-    return _packed([*_begin(machine), *_allow(numbers), refuse])
+    return _packed([*_begin(machine), *_allow(numbers), _REFUSE])
 
 
 def install(program: bytes) -> None:
@@ -135,9 +177,18 @@ def _begin(machine: str) -> list[Instruction]:
 
 
 def _allow(numbers: Iterable[int]) -> list[Instruction]:
-    return [
-        step for number in numbers for step in ((_EQUAL, 0, 1, number), (_RETURN, 0, 0, _ALLOW))
-    ]
+    return [step for number in numbers for step in ((_EQUAL, 0, 1, number), _PERMIT)]
+
+
+def _where(number: int, steps: list[Instruction]) -> list[Instruction]:
+    """Take steps, which end the filter, for one call."""
+    return [(_EQUAL, 0, len(steps), number), *steps]
+
+
+def _demand(values: Sequence[int]) -> list[Instruction]:
+    """Refuse the call unless the argument that was loaded is one of some values."""
+    jumps = [(_EQUAL, len(values) - i, 0, value) for i, value in enumerate(values)]
+    return [*jumps, _REFUSE]
 
 
 def _packed(program: Iterable[Instruction]) -> bytes:

@@ -1,10 +1,10 @@
 """Held-out scores of the checkpoints of finished runs, by Headway's own actors and broker.
 
-    python -m benchmarks.harness.checkpoint_scores RECIPE.json RUN...
+    python -m benchmarks.harness.checkpoint_scores TEMPERATURE RECIPE.json RUN...
 
-Every checkpoint is published as a version of its own and scored greedily: the last of a run on
-`heldout.final_size` problems, the others on the first `heldout.size` of them. Writes `scores.json`
-of each run, and `initial_score.json` of their folder.
+Every checkpoint is published as a version of its own and scored, at temperature 0 greedily: the
+last of a run on `heldout.final_size` problems, the others on the first `heldout.size` of them.
+Writes `scores.json` of each run, and `initial_score.json` of their folder.
 """
 
 import asyncio
@@ -34,26 +34,27 @@ SCORED = "scored.txt"
 """File in the folder of the runs with a line for each checkpoint scored by the present process."""
 SCORES = "scores.json"
 INITIAL = "initial_score.json"
+RECIPE = "scores-recipe.json"
 STAGED = {"transport": "shared_memory", "folder": None}
 """Settings by which checkpoints reach the actors in any case: no learner sends them."""
 SECONDS = 600.0
 """Deadline of one evaluation."""
 
 
-def score_runs(base: RunConfig, runs: Sequence[Path]) -> None:
+def score_runs(base: RunConfig, runs: Sequence[Path], *, temperature: float = 0.0) -> None:
     """Score the runs that have no scores yet, in another process; raises as `run_with_progress`."""
     out = base.deploy.runs_dir
     unscored = [run for run in runs if not (run / SCORES).exists()]
     if not unscored and (out / INITIAL).exists():
         return
-    recipe, scored = out / "scores-recipe.json", out / SCORED
+    recipe, scored = out / RECIPE, out / SCORED
     recipe.write_text(vary(base, "scores", weight_sync=STAGED).model_dump_json(indent=2))
     scored.write_text("")
-    command = [sys.executable, "-m", "benchmarks.harness.checkpoint_scores", recipe, *unscored]
+    worker = [sys.executable, "-m", "benchmarks.harness.checkpoint_scores", str(temperature)]
     total = sum(len(checkpoints(run)) for run in unscored) + 1
     title = f"scoring {total} checkpoints, the initial model included"
     progress = Progress(label="scores of checkpoints", title=title, lines=scored, total=total)
-    run_with_progress(command, out / "scores.log", progress)
+    run_with_progress([*worker, recipe, *unscored], out / "scores.log", progress)
 
 
 def read_scores(run: Path) -> dict[int, Record]:
@@ -66,26 +67,33 @@ def read_scores(run: Path) -> dict[int, Record]:
     return {0: initial, **{int(version): row for version, row in scores.items()}}
 
 
-def learning(rows: Sequence[Record], scores: Mapping[int, Record], target: float) -> Record:
+def learning(rows: Sequence[Record], scores: Mapping[int, Record], target: float | None) -> Record:
     """Return the held-out scores over seconds of training, the last one, and the target's time.
 
-    Seconds are from the first wait for a batch to the step that made the version.
+    `versions` and `scored` are those of the points of `curve`. Seconds are from the first wait for
+    a batch to the step that made the version.
     """
     began = rows[0]["wait_started_at"]
     ends = {row["version"] + 1: row["step_finished_at"] - began for row in rows}
-    curve = [(ends.get(version, 0.0), scores[version]["score"]) for version in sorted(scores)]
+    versions = sorted(scores)
+    curve = [(ends.get(version, 0.0), scores[version]["score"]) for version in versions]
     last = scores[max(scores)]
     return {
         "score": curve[-1][1],
         "seconds": curve[-1][0],
-        "seconds_to_target": seconds_to(curve, target),
+        "seconds_to_target": None if target is None else seconds_to(curve, target),
         "curve": curve,
+        "versions": versions,
+        "scored": [scores[version]["scored"] for version in versions],
         "heldout": {"scored": last["scored"], "failed": last["failed"]},
     }
 
 
 def seconds_to(curve: Sequence[tuple[float, float]], target: float) -> float | None:
-    """Return when a target is reached, interpolated between two points; None where it is not."""
+    """Return when a target is reached, interpolated between two points; None where it is not.
+
+    A point is (seconds or batches, score).
+    """
     for (before, least), (seconds, score) in pairwise([*curve[:1], *curve]):
         if score >= target:
             rise = score - least
@@ -115,6 +123,7 @@ async def write_scores(
     fleet: "Fleet",
     runs: Sequence[Path],
     *,
+    temperature: float = 0.0,
     seconds: float = SECONDS,
 ) -> None:
     """Score every checkpoint with running actors; writes a run's file when all of it is scored.
@@ -130,7 +139,8 @@ async def write_scores(
     async def score(version: int, model: Path, size: int) -> Record:
         try:
             async with asyncio.timeout(seconds):
-                result = await _score(fleet.broker, version, inputs.prompts.problems[:size])
+                problems = inputs.prompts.problems[:size]
+                result = await _score(fleet.broker, version, problems, temperature)
         except TimeoutError:
             raise RunFailed(f"{model}: {size} problems took longer than {seconds:g} s") from None
         except RunFailed as error:
@@ -152,10 +162,12 @@ async def write_scores(
         (run / SCORES).write_text(json.dumps(scores) + "\n")
 
 
-async def _score(broker: "BrokerClient", version: int, problems: Sequence[Prompt]) -> Record:
-    """Return the greedy score of a published version, and the counts of what it is the mean of."""
-    name = f"greedy@{version}"
-    await broker.evaluate(name, problems, temperature=0.0, min_version=version)
+async def _score(
+    broker: "BrokerClient", version: int, problems: Sequence[Prompt], temperature: float
+) -> Record:
+    """Return the score of a published version, and the counts of what it is the mean of."""
+    name = f"score@{version}"
+    await broker.evaluate(name, problems, temperature=temperature, min_version=version)
     while (result := await broker.evaluation(name, timeout=10.0)) is None:
         pass
     if result.score is None:
@@ -174,14 +186,14 @@ def main() -> None:
     from deploy.cluster.ray_cluster import cluster
     from deploy.preflight.inputs import load_inputs
 
-    recipe, *runs = map(Path, sys.argv[1:])
+    temperature, (recipe, *runs) = float(sys.argv[1]), map(Path, sys.argv[2:])
     config = RunConfig.model_validate_json(recipe.read_text())
     inputs = load_inputs(config)
 
     async def score_all(scratch: Path) -> None:
         versions = 1 + sum(len(checkpoints(run)) for run in runs)
         fleet = await start_fleet(config, inputs.model_path, scratch, config.flow, versions)
-        await fleet.serve(scores=write_scores(config, inputs, fleet, runs))
+        await fleet.serve(scores=write_scores(config, inputs, fleet, runs, temperature=temperature))
 
     with tempfile.TemporaryDirectory() as scratch, cluster(config, Path(scratch)):
         asyncio.run(score_all(Path(scratch)))

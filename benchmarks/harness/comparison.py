@@ -1,10 +1,12 @@
 """Comparisons of training runs: arms of one recipe, at equal cores, from one initial model."""
 
+import hashlib
+import json
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Generic, TypeVar
+from typing import Annotated, ClassVar, Generic, TypeVar
 
 import typer
 from pydantic import Field
@@ -38,6 +40,8 @@ class RecipeOptions(Options):
     recipe: Annotated[str, typer.Argument(help="A TOML file or a shipped recipe.")] = "demo"
     settings: Settings = Field(default_factory=list)
     steps: Annotated[int | None, typer.Option(help="Of every run; else the recipe's.")] = None
+    sampled: ClassVar[bool] = False
+    """Scores are of samples at the recipe's temperature, and not greedy."""
 
 
 class ScoredOptions(RecipeOptions):
@@ -45,7 +49,7 @@ class ScoredOptions(RecipeOptions):
 
     seeds: Annotated[Sequence[int], several(number(0), "Of prompts and sampling.")] = (0, 1, 2)
     problems: Annotated[int, typer.Option(min=1, help="Of the last score.")] = 2000
-    target: Annotated[float, typer.Option(help="Held-out score whose time is taken.")] = 0.85
+    target: Annotated[float | None, typer.Option(help="Held-out score whose time is taken.")] = 0.85
     score_every: ScoreEvery = 25
 
 
@@ -60,6 +64,8 @@ class Comparison(Generic[Chosen]):
     options: Chosen
     base: RunConfig
     arms: Sequence[Sequence[Arm]]
+    stored: Sequence[Record] = ()
+    """Figures that an earlier record of this comparison has of its arms."""
 
     @property
     def folder(self) -> Path:
@@ -71,12 +77,24 @@ class Comparison(Generic[Chosen]):
         facts = {"recipe": self.options.recipe, "settings": self.options.settings}
         return {**facts, "steps": self.base.steps, "devices": describe_devices(self.base)}
 
+    def recipe_key(self) -> str:
+        """Return a checksum of the settings that all arms share; folders and seeds are left out."""
+        recipe = load_recipe(self.options.recipe, self.options.settings)
+        model = recipe.model_dump(mode="json", include={"model", "sft", "prefer"})
+        shared = self.base.model_dump(mode="json", exclude={"name", "seed", "deploy", "model"})
+        return hashlib.sha256(json.dumps([model, shared], sort_keys=True).encode()).hexdigest()[:12]
+
     def make_warm_start(self) -> None:
         """Make the warm start of the arms, unless it exists; raises as `make_model`."""
         options, model = self.options, Path(str(self.base.model.path))
         if model.is_relative_to(self.folder) and not model.exists():
             settings = [*options.settings, f"deploy.runs_dir={self.folder}"]
             make_model("sft", options.recipe, settings, self.folder)
+
+    def score(self, arms: Sequence[Arm]) -> None:
+        """Score the checkpoints of finished arms; raises as `score_runs`."""
+        temperature = self.base.actors.temperature if self.options.sampled else 0.0
+        score_runs(self.base, [arm.directory.path for arm in arms], temperature=temperature)
 
     def start(self, further: int = 0) -> TrainingRuns:
         """Make the initial model; return the runs, as many as arms and `further`."""
@@ -97,9 +115,9 @@ def scored_plan(
     base = make_base(options, name, WARM_UP + 5)
     if base.heldout is None:
         raise InputError(f"recipe {options.recipe} has no [heldout] to score by")
-    size = min(options.problems, base.heldout.size)
+    problems = options.problems or base.heldout.final_size or base.heldout.size
     base = base.updated(
-        heldout={"size": size, "final_size": options.problems},
+        heldout={"size": min(problems, base.heldout.size), "final_size": problems},
         learner={"checkpoint_every": options.score_every, "keep_checkpoints": base.steps},
     )
     check_inputs(base)
@@ -177,7 +195,7 @@ def make_model(command: str, recipe: str, settings: Sequence[str], folder: Path)
 
 
 def measure_scored(plan: Comparison[Scored], read: Callable[[Arm], Record]) -> Iterator[Record]:
-    """Train, score and read the arms of a comparison, seed by seed.
+    """Train, score and read the arms of a comparison that are not stored, seed by seed.
 
     Yields:
         After each seed the facts, figures (`arms`) and failures (`failed`) of all so far. Figures
@@ -187,28 +205,41 @@ def measure_scored(plan: Comparison[Scored], read: Callable[[Arm], Record]) -> I
         InputError: An arm refused its input.
         RunFailed: There are no figures of any arm; the first seed without any ends it.
     """
-    runs, options = plan.start(), plan.options
-    facts = plan.facts() | {"problems": options.problems, "target": options.target}
-    figures: list[Record] = []
+    options, heldout = plan.options, plan.base.heldout
+    assert heldout is not None
+    facts = plan.facts() | {"problems": heldout.final_size, "target": options.target}
+    figures: list[Record] = [*plan.stored]
     failed: list[Record] = []
+
+    def so_far() -> Record:
+        return {**facts, "commits_of_arms": commits(figures), "arms": figures, "failed": failed}
+
+    if figures:
+        yield so_far()
+    known = {(run["kind"], run["name"], run["seed"]) for run in figures}
+    rest = [[arm for arm in arms if arm.key not in known] for arms in plan.arms]
+    plan = replace(plan, arms=[arms for arms in rest if arms])
+    if not plan.arms:
+        return
+    runs = plan.start()
     for arms in plan.arms:
         trained, untrained = runs.train(arms)
         failed += untrained
         if not trained and not figures:
             break
-        score_runs(plan.base, [arm.directory.path for arm in trained])
+        plan.score(trained)
         for arm in trained:
             try:
                 figures.append(scored_figures(arm, read(arm), options.target))
             except HeadwayError as error:
                 failed.append(arm.failed(f"{arm.config.name} cannot be read: {error}"))
         if figures:
-            yield {**facts, "commits_of_arms": commits(figures), "arms": figures, "failed": failed}
+            yield so_far()
     if not figures:
         raise RunFailed("no arm came to its end, for the reasons above")
 
 
-def scored_figures(arm: Arm, figures: Record, target: float) -> Record:
+def scored_figures(arm: Arm, figures: Record, target: float | None) -> Record:
     """Return figures of a run with what tells it from others and with those of its scores."""
     run = arm.directory
     return {

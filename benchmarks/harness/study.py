@@ -163,7 +163,7 @@ class Study(Generic[Plan]):
         files = [file]
         if self.figures is not None:
             self.figures(record, file.parent)
-            files += sorted(path for path in file.parent.glob(f"{file.stem}.*") if path != file)
+            files += sorted(path for path in file.parent.glob(f"{file.stem}[._]*") if path != file)
         print(f"stored in {', '.join([str(file), *(path.name for path in files[1:])])}", flush=True)
         return int(bool(misses))
 

@@ -54,6 +54,11 @@ class Arm:
         file = self.file(".environment.json")
         return json.loads(file.read_text()) if file.exists() else None
 
+    @property
+    def key(self) -> tuple[str, str, int]:
+        """Its kind, name and seed, which no other run of the comparison has."""
+        return self.kind, self.name, self.seed
+
     def tags(self) -> Record:
         """Return what tells the figures of this run from those of others."""
         return {"kind": self.kind, "name": self.name, "seed": self.seed}

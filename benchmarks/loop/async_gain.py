@@ -12,7 +12,6 @@ and the engines share the others. The picture is drawn as PNG and SVG.
 """
 
 from collections.abc import Iterator, Sequence
-from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Annotated, Any
@@ -31,18 +30,16 @@ from benchmarks.harness.record import Record
 from benchmarks.harness.study import Study, cells, number, several, text_table
 from benchmarks.harness.training_runs import BATCHES, WORKER, Arm, TrainingRuns, vary
 from benchmarks.loop import run_figures
-from benchmarks.loop.comparison_report import (
-    BOUND,
-    draw_panels,
-    group,
-    median_of,
-    plot_means,
+from benchmarks.loop.comparison_report import Groups, group, median_of
+from benchmarks.loop.seed_intervals import estimate
+from benchmarks.loop.staleness_pictures import (
+    plot_estimates,
     plot_speed,
-    plot_tradeoff,
+    plot_speed_by_lag,
     save_picture,
-    tradeoffs,
 )
 from deploy.config.run_config import RunConfig
+from deploy.report.plots import new_figure
 from deploy.report.summary import WARM_UP
 from headway.cpu_cores import parse_cores
 from learner.config.learner import ModelConfig
@@ -50,7 +47,7 @@ from queues.readers.checkpoints import newest_checkpoint
 
 REFERENCE = 2
 """The bound whose run the limits are measured for; the largest one where it is not asked for."""
-ALL_CORES = "0, all cores"
+BOUND, ALL_CORES = "bound", "0, all cores"
 COLUMNS = {
     "samples/s": ("samples_per_second", "{:.1f}"),
     "of limit": ("ratio_to_limit", "{:.2f}"),
@@ -88,7 +85,10 @@ def round_arms(base: RunConfig, options: AsyncOptions, round_number: int) -> Seq
 
     def arm(kind: str, name: str, folder: str, eta: int, **changes: dict[str, Any]) -> Arm:
         config = vary(
-            base, f"round{round_number}-eta{folder}", queues={"max_staleness": eta}, **changes
+            base,
+            f"round{round_number}-eta{folder}",
+            queues={"max_staleness": eta, "staleness_ceiling": None},
+            **changes,
         )
         title = f"round {round_number}/{options.rounds} · η = {name}"
         return Arm(name=name, seed=round_number, kind=kind, title=title, config=config)
@@ -156,10 +156,15 @@ def conclude(record: Record) -> Record:
     limits["samples_per_second"] = median(x["samples_per_second"] for x in record["limits"])
     medians = {
         name: {key: median_of(runs, key) for key, _ in COLUMNS.values()}
-        for kind in (BOUND, ALL_CORES)
-        for name, runs in group(record["arms"], kind).items()
+        for name, runs in {**by_bound(record), **group(record["arms"], ALL_CORES)}.items()
     }
     return {"medians": {"arms": medians, "limits": limits}}
+
+
+def by_bound(record: Record) -> Groups:
+    """Return the runs of each bound, the smallest first."""
+    bounds = group(record["arms"], BOUND)
+    return {name: bounds[name] for name in sorted(bounds, key=int)}
 
 
 def table(record: Record) -> str:
@@ -176,18 +181,21 @@ def table(record: Record) -> str:
 
 
 def draw(record: Record, folder: Path) -> None:
-    bounds, limits = group(record["arms"], BOUND), record["medians"]["limits"]
-
-    def plot_beside_limits(axes: Any) -> None:
-        for runs in group(record["arms"], ALL_CORES).values():
-            together = [run["samples_per_second"] for run in runs]
-            plot_means(axes, {0.0: together}, "synchronous, all cores in turn", "s")
-        axes.axhline(limits["actors"], color="tab:cyan", ls=":", label="actors alone")
-        axes.axhline(limits["learner"], color="tab:purple", ls=":", label="learner on a full queue")
-        plot_speed(axes, bounds, "split devices")
-
-    others = [partial(plot_tradeoff, runs=bounds, measure=shown) for shown in tradeoffs(bounds)]
-    save_picture(draw_panels([plot_beside_limits, *others]), folder / "async_gain")
+    limits, cells = record["medians"]["limits"], []
+    for name, runs in by_bound(record).items():
+        keys = ("samples_per_second", "lag_mean")
+        cells.append({"bound": name, **{key: estimate(run[key] for run in runs) for key in keys}})
+    figure = new_figure(10.4, 4.2)
+    speed, by_lag = figure.subplots(1, 2)
+    for runs in group(record["arms"], ALL_CORES).values():
+        together = [estimate(run["samples_per_second"] for run in runs)]
+        plot_estimates(speed, [0.0], together, "synchronous, all cores in turn", fmt="s")
+    speed.axhline(limits["actors"], color="tab:cyan", ls=":", label="actors alone")
+    speed.axhline(limits["learner"], color="tab:purple", ls=":", label="learner on a full queue")
+    plot_speed(speed, cells, "split devices")
+    speed.legend()
+    plot_speed_by_lag(by_lag, cells)
+    save_picture(figure, folder / "async_gain")
 
 
 STUDY = Study(

@@ -20,8 +20,7 @@ from benchmarks.harness.study import Options, Study, text_table
 from deploy.config.run_config import RunConfig
 from deploy.planner.calibration import Measured, read_rates
 from deploy.planner.rates import Rates
-from deploy.planner.simulator import simulate
-from deploy.planner.throughput import setting_of_run
+from deploy.planner.throughput import intervals, setting_of_run
 from deploy.storage.run_directory import RunDirectory
 from headway.errors import HeadwayError, InputError
 
@@ -81,24 +80,29 @@ def measure(options: PlanOptions) -> Iterator[Record]:
 
 
 def compare(config: RunConfig, rates: Rates, measured: Measured) -> Record:
-    """Return the measured figures of a run beside those that rates predict."""
-    outcome = simulate(setting_of_run(config, measured.batches), rates, seed=config.seed)
-    speed, predicted = measured.samples_per_second, outcome.samples_per_second
-    return {
-        "max_staleness": config.queues.max_staleness,
-        "measured": speed,
-        "predicted": predicted,
-        "ratio": speed / predicted,
-        "learner_idle": {"measured": measured.learner_idle, "predicted": outcome.learner_idle},
-        "lag_mean": {"measured": measured.lag_mean, "predicted": outcome.lag_mean},
+    """Return the measured figures of a run beside intervals that rates predict."""
+    setting = setting_of_run(config, measured.batches)
+    predicted = intervals(setting, rates, seed=config.seed)
+    keys = ("samples_per_second", "learner_idle", "lag_mean")
+    figures = {
+        key: {"measured": getattr(measured, key), "predicted": middle, "low": low, "high": high}
+        for key, (low, middle, high) in ((key, predicted[key]) for key in keys)
     }
+    speed = figures["samples_per_second"]
+    ratio = speed["measured"] / speed["predicted"]
+    return {"max_staleness": config.queues.bound, "ratio": ratio, **figures}
 
 
 def table(record: Record) -> str:
     head = ["run", "rates of η", "η", "samples/s", "predicted", "ratio", "mean lag", "predicted"]
-    form = "{round};{rates_of};{max_staleness};{measured:.2f};{predicted:.2f};{ratio:.2f};"
-    form += "{lag_mean[measured]:.2f};{lag_mean[predicted]:.2f}"
-    return text_table(head, [form.format(**row).split(";") for row in record["runs"]["checks"]])
+    form = "{round};{rates_of};{max_staleness};{0[measured]:.2f};{0[predicted]:.2f} ({0[low]:.2f}–"
+    form += "{0[high]:.2f});{ratio:.2f};{1[measured]:.2f};{1[predicted]:.2f} ({1[low]:.2f}–"
+    form += "{1[high]:.2f})"
+    rows = record["runs"]["checks"]
+    return text_table(
+        head,
+        [form.format(x["samples_per_second"], x["lag_mean"], **x).split(";") for x in rows],
+    )
 
 
 STUDY = Study(

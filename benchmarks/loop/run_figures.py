@@ -3,21 +3,25 @@
 Everything is measured over one window: from the end of step WARM_UP to the end of the last step.
 """
 
-from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
 from statistics import fmean
 from typing import Any
 
 from benchmarks.harness.record import Record
-from deploy.planner.calibration import read_rates
+from deploy.planner.calibration import LEAST_BATCHES
 from deploy.report.report import read_batches
-from deploy.report.summary import WARM_UP
+from deploy.report.summary import WARM_UP, successful_updates
 from deploy.report.timeline import idle_share, running_rollouts
 from deploy.storage.run_directory import RunDirectory
-from queues.readers.group_history import read_history
+from headway.errors import InputError
+from queues.readers.group_history import last_lease, read_history
+from weight_sync.announcements import WeightUpdateReport
 
 Row = Mapping[str, Any]
 """Statistics of a batch."""
+UNCUT = ("not_finite", "ratio_bounded", "weight_bounded", "sequence_bounded")
+"""Fractions of tokens that are no work of the loss or the correction."""
 
 
 def read_run(directory: RunDirectory, *, leased_only: bool = False) -> Record:
@@ -29,17 +33,47 @@ def read_run(directory: RunDirectory, *, leased_only: bool = False) -> Record:
     batches = [batch.to_dict() for batch in read_batches(directory)]
     rows = batches
     if leased_only:
-        rates = read_rates(directory)
-        rows = [row for row in batches if rates.first <= row["version"] <= rates.last]
-    history = read_history(directory.path, rows[0]["version"], len(batches))
-    curves = running_rollouts(history.groups).values()
-    idle = fmean(idle_share(curve, *window(rows)) for curve in curves)
+        leased = last_lease(directory.path) or 0.0
+        rows = [row for row in batches if row["step_finished_at"] < leased]
+        if len(rows) < LEAST_BATCHES:
+            raise InputError(
+                f"{directory.path} has trained {len(batches)} batches, {len(rows)} of them before "
+                f"its last group was leased; at least {LEAST_BATCHES} of these are needed"
+            )
+    groups = read_history(directory.path, rows[0]["version"], len(batches)).groups
+    engines, (begin, end) = running_rollouts(groups), window(rows)
+    swaps = directory.rows("swaps.jsonl", lambda row: WeightUpdateReport(**row))
+    pauses = [(swap.swap_started_at, swap.swap_finished_at) for swap in successful_updates(swaps)]
+    rollouts = fmean(len(group.rollouts) for group in groups)
     return {
         "first_version": rows[WARM_UP]["version"],
         "batches": len(rows) - WARM_UP,
-        **training(rows, actors_idle=idle),
+        **training(
+            rows, actors_idle=fmean(idle_share(curve, begin, end) for curve in engines.values())
+        ),
         "lag_max": max(row["max_lag"] for row in batches if row["tokens_trained"]),
+        "pauses": mean_count(pauses, begin, end) / len(engines),
+        "groups_in_engines": mean_count(
+            [times for group in groups for times in group.rollouts], begin, end
+        )
+        / rollouts,
+        "groups_ready": mean_count([(g.accepted_at, g.taken_at) for g in groups], begin, end),
     }
+
+
+def mean_count(
+    intervals: Iterable[tuple[float | None, float | None]], begin: float, end: float
+) -> float:
+    """Return the mean number of intervals that cover a moment between two others.
+
+    An interval without a start counts for nothing; one without an end goes on for ever.
+    """
+    covered = (
+        min(end if stop is None else stop, end) - max(start, begin)
+        for start, stop in intervals
+        if start is not None
+    )
+    return sum(max(0.0, seconds) for seconds in covered) / (end - begin)
 
 
 def window(rows: Sequence[Row]) -> tuple[float, float]:
@@ -87,17 +121,25 @@ def off_policyness(rows: Sequence[Row]) -> Record:
     """Return how far the trained tokens of batches were from the policy that trained them.
 
     Returns:
-        `lag_mean` and `lag_max` in versions, over tokens; `ess`, mean over batches of the effective
-        sample size as a fraction; `kl`, nats a token, of the tokens that have one, or None.
+        `lag_mean` and `lag_max` in versions, over tokens; `lags`, the share of tokens of each lag;
+        `ess`, mean over batches of the effective sample size as a fraction; `kl`, nats a token, of
+        the tokens that have one, or None; `cut`, the largest of the shares of tokens that a loss or
+        correction clipped, capped, masked or rejected, mean over batches, or None.
     """
     lags: Counter[int] = Counter()
     for row in rows:
         lags.update({int(lag): count for lag, count in row["lag_histogram"].items()})
     known = [(row["kl"], row["tokens_trained"]) for row in rows if row.get("kl") is not None]
     tokens = sum(count for _, count in known)
+    cuts: defaultdict[str, list[float]] = defaultdict(list)
+    for name, share in (item for row in rows for item in row.get("fractions", {}).items()):
+        if share is not None and name not in UNCUT:
+            cuts[name].append(share)
     return {
         "lag_mean": sum(lag * count for lag, count in lags.items()) / lags.total(),
         "lag_max": max(lags),
+        "lags": {str(lag): lags[lag] / lags.total() for lag in sorted(lags)},
         "ess": fmean(row["ess"] for row in rows),
         "kl": sum(kl * count for kl, count in known) / tokens if known else None,
+        "cut": max(map(fmean, cuts.values()), default=None),
     }

@@ -1,46 +1,70 @@
 """Throughput against off-policyness: what each bound costs and gains, and what correction buys.
 
-    headway bench staleness [RECIPE] [--bounds 0,2,inf] [--seeds 0,1,2] [--corrections none,cispo]
+    headway bench staleness [RECIPE]                 # a first picture, within a quarter of an hour
+    headway bench staleness [RECIPE] --full          # the study: hours; an interrupted one goes on
+    headway bench staleness [RECIPE] --bounds 0,2,inf --seeds 0,1,2 --steps 200
 
-Runs from one warm start at every bound, and at the bound of --stale with each correction and as
-many groups in the engines as it allows. Checkpoints are scored afterwards, and throughput stands
-beside the simulation of `headway plan`. An existing folder of --out is continued.
+Every run starts from one model, and its engines may hold all the groups that its bound allows. Of
+--seeds are trained every bound with the loss and correction of the recipe, and every correction at
+the bound of --stale; with --full all other pairs too, of the first seed. The steps of the first
+picture are chosen by a short run. Checkpoints are scored by sampling, at the recipe's temperature.
+
+The folder of --out gets the record, `staleness.json`, a page, `staleness.md`, and its pictures.
+An existing folder is continued, from its runs or from the record alone.
 
 Without actors.cores and learner.cores in the recipe, the learner gets half of this machine's cores
-and the engines share the others. The picture, as PNG and SVG, shows throughput over η and over the
-measured mean lag, 1 − effective sample size and KL.
+and the engines share the others.
 """
 
-import sys
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 import typer
 
-from benchmarks.harness.comparison import Comparison, ScoredOptions, measure_scored, scored_plan
-from benchmarks.harness.record import Record
+from benchmarks.harness.comparison import (
+    Comparison,
+    ScoredOptions,
+    in_turn,
+    measure_scored,
+    scored_plan,
+)
+from benchmarks.harness.record import Record, code_checksum
 from benchmarks.harness.study import Study, name_of, number, several
 from benchmarks.harness.training_runs import Arm, vary
-from benchmarks.loop import comparison_report
-from benchmarks.loop.comparison_report import BOUND, CORRECTION, UNBOUNDED
+from benchmarks.loop import staleness_page
+from benchmarks.loop.first_picture import fitted_steps
 from benchmarks.loop.run_figures import read_run
+from benchmarks.loop.staleness_conclusions import SYNCHRONOUS, UNBOUNDED, conclude
 from deploy.config.run_config import RunConfig
 from deploy.planner.calibration import LEAST_BATCHES, read_rates
 from deploy.planner.rates import Rates
-from deploy.planner.throughput import predict_split
+from deploy.planner.throughput import predict_split, split_intervals
 from headway.errors import HeadwayError, InputError
 
 CORRECTIONS: Mapping[str, dict[str, Any]] = {
     "none": {"loss": "reinforce"},
     "tis": {"loss": "reinforce", "correction": "tis"},
+    "mis": {"loss": "reinforce", "correction": "mis"},
     "cispo": {"loss": "cispo"},
     "decoupled_ppo": {"loss": "decoupled_ppo"},
+    "loglinear": {"loss": "decoupled_ppo", "loss_options": {"proximal": "loglinear"}},
 }
-"""Settings of [learner]; `none` trains stale tokens as if they were new."""
+"""Settings of [learner]; `none` trains stale tokens as if they were new, and `loglinear` takes the
+proximal policy between the others by the version of each token (A-3PO)."""
 PLAIN = {"correction": "none", "loss_options": {}, "correction_options": {}}
+FIRST = {"bounds": ("0", "2", "8"), "corrections": ("none",), "seeds": (0,)}
+FULL = {
+    "bounds": ("0", "1", "2", "4", "8", "16", UNBOUNDED),
+    "corrections": tuple(CORRECTIONS),
+    "seeds": (0, 1, 2, 3, 4),
+}
 REFERENCE = "2"
-"""The bound whose runs the predictions are made from; the largest one where it is not asked for."""
+"""The bound whose runs the predictions are made from; another where it is not asked for."""
+HELD = 16
+"""Without a bound the engines hold as many groups as with this one."""
+FILE = "staleness.json"
 
 
 def bound(text: str) -> str:
@@ -51,79 +75,144 @@ def bound(text: str) -> str:
 class StalenessOptions(ScoredOptions):
     """Options of `headway bench staleness`."""
 
+    full: Annotated[
+        bool, typer.Option("--full", help="Every bound and correction, and five seeds.")
+    ] = False
+    minutes: Annotated[
+        float, typer.Option(min=0, help="Of all runs without --full or --steps; 0: any number.")
+    ] = 15
     bounds: Annotated[
         Sequence[str], several(bound, f"Values of max_staleness; {UNBOUNDED}: none.")
-    ] = ("0", "1", "2", "4", "8", "16", UNBOUNDED)
+    ] = ()
     corrections: Annotated[
-        Sequence[str], several(name_of(CORRECTIONS), "Compared at --stale; '': none.")
-    ] = tuple(CORRECTIONS)
+        Sequence[str] | None, several(name_of(CORRECTIONS), "Compared at --stale; '': none.")
+    ] = None
     stale: Annotated[int, typer.Option(min=1, help="Bound of the runs with corrections.")] = 8
+    seeds: Annotated[Sequence[int], several(number(0), "Of prompts and sampling.")] = ()
+    problems: Annotated[int, typer.Option(help="Of the last score; 0: as the recipe has it.")] = 0
+    target: Annotated[
+        float | None, typer.Option(help="Score whose time is taken; 0.9 of the gain of η = 0.")
+    ] = None
+    sampled: ClassVar[bool] = True
+
+    def resolved(self) -> "StalenessOptions":
+        """Return the options with what was not chosen."""
+        chosen = FULL if self.full else FIRST
+        unset = {name for name in ("bounds", "seeds") if not getattr(self, name)}
+        unset |= {"corrections"} if self.corrections is None else set()
+        values = {name: chosen[name] for name in unset}
+        minutes = 0 if self.full or self.steps else self.minutes
+        return self.model_copy(update={**values, "minutes": minutes})
 
     @property
-    def reference(self) -> str:
-        """The bound whose runs the predictions are made from."""
-        largest = max(self.bounds, key=lambda bound: bound_in_steps(bound, sys.maxsize))
-        return REFERENCE if REFERENCE in self.bounds else largest
+    def unleased(self) -> int:
+        """The largest number of batches that a run trains when nothing is leased any more."""
+        bounds = [HELD if bound == UNBOUNDED else int(bound) for bound in self.bounds]
+        return 1 + max([*bounds, self.stale if self.corrections else 0])
+
+
+def own_correction(config: RunConfig) -> str:
+    """Return the name of the recipe's own loss and corrections."""
+    loss, corrections = config.objective.loss, config.objective.corrections
+    plain = ["none"] if loss == "reinforce" and not corrections else []
+    return "+".join(plain or [*([] if loss == "reinforce" else [loss]), *corrections])
+
+
+def cells(options: StalenessOptions, own: str) -> tuple[list[tuple[str, str]], ...]:
+    """Return the pairs of bound and correction of every seed, and those of the first alone."""
+    stale, others = str(options.stale), [name for name in options.corrections or () if name != own]
+    bounds = sorted({*options.bounds, *([stale] if others else [])}, key=float)
+    core = [(bound, own) for bound in bounds] + [(stale, name) for name in others]
+    rest = [bound for bound in bounds if options.full and bound not in (SYNCHRONOUS, stale)]
+    return core, [(bound, name) for bound in rest for name in others]
 
 
 def plan(options: StalenessOptions) -> Comparison[StalenessOptions]:
     """Return the runs of every seed; raises `InputError` where they cannot be measured."""
-    bounds = sorted(options.bounds, key=lambda bound: bound_in_steps(bound, sys.maxsize))
-
-    def arms_of(base: RunConfig) -> list[Arm]:
-        corrections = (correction_arm(base, name, options.stale) for name in options.corrections)
-        return [*(bound_arm(base, bound) for bound in bounds), *corrections]
-
-    plan = scored_plan(options, "staleness", arms_of)
-    unleased = 1 + (options.stale if options.corrections else 0)
-    if plan.base.steps < LEAST_BATCHES + unleased:
+    options = options.resolved()
+    file = options.out and options.out / FILE
+    record = json.loads(file.read_text()) if file and file.exists() else {}
+    if options.minutes and record:
+        fitted = {name: record[name] for name in ("steps", "score_every")}
+        options = options.model_copy(update={**fitted, "minutes": 0})
+    plan = scored_plan(options, "staleness", lambda base: [])
+    if plan.base.steps < (least := LEAST_BATCHES + options.unleased):
         raise InputError(
-            f"--steps {plan.base.steps} must be at least {LEAST_BATCHES + unleased}: figures need "
-            f"{LEAST_BATCHES} batches, and the last {unleased} of a run are trained when nothing "
-            "is leased any more"
+            f"--steps {plan.base.steps} must be at least {least}: figures need {LEAST_BATCHES} "
+            f"batches, and the last {options.unleased} of a run are trained when nothing is leased "
+            "any more"
         )
+    core, of_first = cells(options, own_correction(plan.base))
+    parts = [(core, seed) for seed in options.seeds] + [(of_first, options.seeds[0])]
+    arms = [
+        in_turn([arm_of(plan.base, *cell, seed) for cell in part], position)
+        for position, (part, seed) in enumerate(parts)
+    ]
+    plan = replace(plan, arms=arms, stored=record.get("arms", ()))
+    refuse_another(plan, record)
     return plan
 
 
-def bound_in_steps(bound: str, steps: int) -> int:
-    """Return `max_staleness` of a bound; a run has no larger lag than its steps."""
-    return steps if bound == UNBOUNDED else int(bound)
+def refuse_another(plan: Comparison[StalenessOptions], record: Record) -> None:
+    """Raise `InputError` for a record, or a run, of another recipe or other code."""
+    codes = {run["environment"]["code"] for run in plan.stored}
+    trained = [arm for arms in plan.arms for arm in arms if arm.directory.summary_file.exists()]
+    codes |= {(arm.environment() or {}).get("code") for arm in trained}
+    is_other = bool(codes - {code_checksum()})
+    if is_other or record.get("recipe_key") not in (None, plan.recipe_key()):
+        raise InputError(
+            f"{plan.folder} has figures of {'other code' if is_other else 'another recipe'}, which "
+            "cannot be compared; name another --out"
+        )
 
 
-def unhindered(config: RunConfig, eta: int) -> dict[str, Any]:
-    """Return [queues] with a bound, and with room for all the live groups that it allows."""
-    return {"max_staleness": eta, "window": (eta + 1) * config.prompts.groups_per_batch}
-
-
-def bound_arm(base: RunConfig, bound: str) -> Arm:
-    """Return the recipe with another bound."""
-    queues = unhindered(base, bound_in_steps(bound, base.steps))
-    config = vary(base, f"eta{bound}-seed{base.seed}", queues=queues)
-    return Arm(name=bound, seed=base.seed, config=config, kind=BOUND)
-
-
-def correction_arm(base: RunConfig, name: str, eta: int) -> Arm:
-    """Return the recipe with another loss, as stale as η allows."""
-    queues = unhindered(base, eta)
-    rollouts = queues["window"] * base.prompts.group_size
+def arm_of(base: RunConfig, bound: str, correction: str, seed: int) -> Arm:
+    """Return the recipe with a bound and a correction; its engines may hold all that is allowed."""
+    eta, held = (base.steps, HELD) if bound == UNBOUNDED else (int(bound), int(bound))
+    groups = (held + 1) * base.prompts.groups_per_batch
+    own = correction == own_correction(base)
     config = vary(
-        base,
-        f"{name}-eta{eta}-seed{base.seed}",
-        queues={**queues, "allow_uncorrected": True},
-        learner={**PLAIN, **CORRECTIONS[name]},
-        actors={"max_concurrent_rollouts": -(-rollouts // base.actors.count)},
+        base.model_copy(update={"seed": seed}),
+        f"{'' if own else f'{correction}-'}eta{bound}-seed{seed}",
+        queues={
+            "max_staleness": eta,
+            "staleness_ceiling": None,
+            "window": groups,
+            "allow_uncorrected": True,
+        },
+        learner={} if own else {**PLAIN, **CORRECTIONS[correction]},
+        actors={
+            "max_concurrent_rollouts": -(-groups * base.prompts.group_size // base.actors.count)
+        },
     )
-    return Arm(name=name, seed=base.seed, config=config, kind=CORRECTION)
+    title = f"seed {seed} · η = {bound} · {correction}"
+    return Arm(name=bound, kind=correction, seed=seed, config=config, title=title)
 
 
-def measure(plan: Comparison[StalenessOptions]) -> Iterator[Record]:
-    for runs in measure_scored(plan, read_arm):
-        yield {
-            **runs,
-            "stale": plan.options.stale,
-            "reference": plan.options.reference,
-            "predictions": predict_seeds(plan, runs["arms"]),
-        }
+def measure(unfitted: Comparison[StalenessOptions]) -> Iterator[Record]:
+    options, fitted = unfitted.options, unfitted
+    if options.minutes:
+        arm = arm_of(unfitted.base, SYNCHRONOUS, own_correction(unfitted.base), options.seeds[0])
+        least = LEAST_BATCHES + options.unleased
+        steps = fitted_steps(unfitted, arm, options.minutes * 60, least)
+        every = {"steps": steps, "score_every": -(-steps // 5), "minutes": 0}
+        fitted = plan(options.model_copy(update={**every, "out": unfitted.folder}))
+    base, options = fitted.base, fitted.options
+    facts = {
+        **fitted.facts(),
+        "recipe_key": fitted.recipe_key(),
+        "own": own_correction(base),
+        "stale": options.stale,
+        "score_every": options.score_every,
+        "corrections": dict(CORRECTIONS),
+        "batch": [base.prompts.groups_per_batch, base.prompts.group_size],
+        "heldout": base.heldout and base.heldout.size,
+    }
+    if not fitted.stored:
+        yield {**facts, "arms": [], "failed": []}  # the steps, from which it can be continued
+    for runs in measure_scored(fitted, read_arm):
+        predict_seeds(fitted, runs["arms"])
+        yield {**facts, **runs}
 
 
 def read_arm(arm: Arm) -> Record:
@@ -131,32 +220,33 @@ def read_arm(arm: Arm) -> Record:
     return read_run(arm.directory, leased_only=True)
 
 
-def predict_seeds(plan: Comparison[StalenessOptions], figures: Sequence[Record]) -> list[Record]:
-    """Predict the throughput of every measured bound by the rates of its seed's reference run."""
-    measured = {(run["name"], run["seed"]) for run in figures if run["kind"] == BOUND}
-    every = [arm for arms in plan.arms for arm in arms if arm.kind == BOUND]
-    bounds = [arm for arm in every if (arm.name, arm.seed) in measured]
-    references = [arm for arm in bounds if arm.name == plan.options.reference]
-    try:
-        rates_of = {arm.seed: read_rates(arm.directory).rates for arm in references}
-        return [predict(arm, rates_of[arm.seed]) for arm in bounds if arm.seed in rates_of]
-    except HeadwayError as error:
-        print(f"nothing is predicted: {error}", flush=True)
-        return []
+def predict_seeds(plan: Comparison[StalenessOptions], figures: Sequence[Record]) -> None:
+    """Add predictions to the figures of bounds, by the rates of the reference run of their seed."""
+    runs = {(run["kind"], run["name"], run["seed"]): run for run in figures}
+    own = own_correction(plan.base)
+    for arms in plan.arms:
+        bounds = [arm for arm in arms if arm.kind == own and arm.key in runs]
+        unpredicted = [arm for arm in bounds if "simulated" not in runs[arm.key]]
+        references = [arm for arm in bounds if arm.name == REFERENCE] or bounds[-1:]
+        if unpredicted:
+            try:
+                rates = read_rates(references[0].directory).rates
+                for arm in unpredicted:
+                    runs[arm.key] |= predict(arm, rates)
+            except HeadwayError as error:
+                print(f"nothing is predicted: {error}", flush=True)
 
 
 def predict(arm: Arm, rates: Rates) -> Record:
     """Return the figures of a run that rates of its own ranks predict."""
     queues, actors, ranks = arm.config.queues, arm.config.actors.count, arm.config.learner.ranks
     rates = replace(rates, ranks=ranks)
-    [prospect] = predict_split(arm.config, rates, actors, ranks, [queues.max_staleness])
-    return {
-        "name": arm.name,
-        "seed": arm.seed,
-        "simulated": prospect.outcome.samples_per_second,
-        "lag_mean": prospect.outcome.lag_mean,
-        "ess": prospect.ess,
-    }
+    [prospect] = predict_split(arm.config, rates, actors, ranks, [queues.bound])
+    outcome = prospect.outcome
+    predicted: Record = {"simulated": outcome.samples_per_second, "predicted_lag": outcome.lag_mean}
+    for intervals in split_intervals(arm.config, rates, prospect, [queues.bound]):
+        predicted |= {"predicted_lag": intervals["lag_mean"][1], "intervals": intervals}
+    return predicted
 
 
 STUDY = Study(
@@ -165,8 +255,9 @@ STUDY = Study(
     plan=plan,
     in_folder=True,
     continued=True,
+    file=FILE,
     measure=measure,
-    conclude=lambda record: {"conclusions": comparison_report.conclude(record)},
-    table=comparison_report.table,
-    figures=comparison_report.draw,
+    conclude=conclude,
+    table=staleness_page.table,
+    figures=staleness_page.write,
 )

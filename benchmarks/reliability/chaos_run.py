@@ -54,7 +54,7 @@ class Role(NamedTuple):
 ACTOR, RANK, BROADCASTER = "ray::RolloutActor", "ray::RankActor", "ray::Broadcaster"
 ROLES = {
     "rollout actor": Role((ACTOR,), ("actor",)),
-    "engine worker": Role(("VLLM::EngineCore|.* spawn_main",), ("actor",)),  # its title is late
+    "engine worker": Role(("VLLM::EngineCore",), ("actor",)),
     "learner rank": Role((RANK,), ("learner",)),
     "broadcaster": Role((BROADCASTER,), ("broadcaster",)),
     "broker": Role(("ray::BrokerActor",), ("broker",)),
@@ -193,7 +193,7 @@ class ChaosRun:
             fates,
             steps=config.steps,
             groups_per_batch=groups,
-            max_staleness=config.queues.max_staleness,
+            max_staleness=config.queues.bound,
         )
 
 

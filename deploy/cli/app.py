@@ -21,7 +21,7 @@ from deploy.cli.doctor import doctor
 from deploy.cli.evaluation import evaluate
 from deploy.cli.job_commands import attach, cancel, submit
 from deploy.cli.recipes import init, plan, presets, try_recipe, validate
-from deploy.cli.runs import export, replay, requeue, salvage, scale
+from deploy.cli.runs import capsule, export, replay, requeue, salvage, scale
 from deploy.cli.shadowing import check_not_shadowed, only_informs
 from deploy.cli.training import pairs, pipeline, prefer, resume, reward_model, run, sft
 from deploy.cli.views import inspect, logs, ls, report, rollouts, top
@@ -60,7 +60,7 @@ def version(
 COMMANDS = (
     init, run, resume, scale, sft, prefer, pairs, reward_model, pipeline, ls, logs, rollouts,
     serve_tasks, requeue, salvage, submit, attach, cancel, doctor, validate, plan, try_recipe,
-    presets, inspect, export, evaluate, report, top, replay,
+    presets, inspect, export, evaluate, report, top, replay, capsule,
 )  # fmt: skip
 NAMES = {try_recipe: "try", evaluate: "eval"}
 """Names of commands that Python has another use for."""

@@ -1,12 +1,17 @@
 """Commands that change a run or make something of it: its actors, its files, a copy, a replay."""
 
+import json
+import shlex
+import sys
+from contextlib import redirect_stdout
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
-from deploy.cli.arguments import RunName, RunsDir
-from deploy.runtime.safe_console import echo
+from deploy.cli.arguments import RunName, RunsDir, complete_keys, complete_runs
+from deploy.runtime.safe_console import SafeConsole, echo
+from headway.errors import InputError
 
 
 def scale(
@@ -38,7 +43,6 @@ def requeue(
 ) -> None:
     """Put the failed prompts of a run back into its queue; then `headway resume` trains them."""
     from deploy.storage.run_directory import RunDirectory
-    from headway.errors import InputError
     from queues.readers.accounting import read_accounting
     from queues.storage.ledger_repair import requeue as put_back
 
@@ -98,17 +102,92 @@ def export(
 
 
 def replay(
-    run: RunName,
-    steps: Annotated[str, typer.Option(metavar="A:B", help="Batches A to B−1.")],
+    run: Annotated[
+        str,
+        typer.Argument(
+            help="A run's folder, its name in --runs-dir, or a capsule.",
+            autocompletion=complete_runs,
+        ),
+    ],
+    steps: Annotated[
+        str | None,
+        typer.Option(metavar="A:B", help="Batches A to B−1, or A-B: A to B; default: a capsule's."),
+    ] = None,
+    overrides: Annotated[
+        list[str],
+        typer.Option(
+            "--set",
+            metavar="KEY=VALUE",
+            help="Train with another setting of [learner] too; those given are one variant.",
+            autocompletion=complete_keys,
+        ),
+    ] = [],  # noqa: B006
+    *,
+    variant: Annotated[
+        list[str],
+        typer.Option(metavar="SETTINGS", help="'KEY=VALUE KEY=VALUE': another; may be repeated."),
+    ] = [],  # noqa: B006
+    out: Annotated[
+        Path | None, typer.Option(help="Folder for a picture of the variants, and the figures.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print them as JSON.")] = False,
+    model: Annotated[
+        str | None, typer.Option(help="Folder of the model that a capsule only names.")
+    ] = None,
     runs_dir: RunsDir = Path("runs"),
 ) -> None:
-    """Train recorded batches of a run again and compare the weights; exit code 1 if they differ."""
-    from deploy.offline import replay
+    """Train recorded batches of a run again and compare the weights; exit code 1 if they differ.
+
+    With --set or --variant, train the same rollouts with other settings of the learner beside the
+    run's own, and show how gradients and weights part.
+    """
+    from deploy.offline import capsule, replay, variants
     from deploy.runtime.console import Terminal
+
+    chosen = [*([overrides] if overrides else []), *map(shlex.split, variant)]
+    if (out or as_json) and not chosen:
+        raise InputError("--out and --json show how variants part; add --set or --variant")
+    terminal = Terminal(SafeConsole(stderr=as_json))
+    batches = replay.parse_steps(steps) if steps is not None else None
+    with capsule.opened(run, runs_dir, batches, model, terminal.say) as basis:
+        if not chosen:
+            equal = replay.replay(basis, terminal, terminal.console)
+        else:
+            recipes = variants.read_variants(basis, chosen)
+            with redirect_stdout(sys.stderr if as_json else sys.stdout):  # libraries print too
+                record = variants.compare_variants(basis, recipes, terminal)
+            equal = record["equal"]
+            if as_json:
+                echo(json.dumps(record))
+            else:
+                terminal.console.print(variants.table(record["batches"]))
+                terminal.console.print("\n".join(variants.describe(record)), soft_wrap=True)
+            if out is not None:
+                variants.draw(record, out)
+                terminal.say(f"figures and picture: {out}/replay.json, replay.svg and replay.png")
+    if not equal:
+        raise typer.Exit(1)
+
+
+def capsule(
+    run: RunName,
+    steps: Annotated[str, typer.Option(metavar="A-B", help="Batches A to B, or A:B: A to B−1.")],
+    out: Annotated[
+        Path | None, typer.Option(help="File to write, which must not exist; RUN-A-B.capsule.")
+    ] = None,
+    weights: Annotated[
+        Literal["value", "reference"],
+        typer.Option(
+            help="value: checkpoint and model; reference: the model's name and checksum, and all "
+            "rollouts since the first batch."
+        ),
+    ] = "value",
+    runs_dir: RunsDir = Path("runs"),
+) -> None:
+    """Pack batches of a run into a file from which `headway replay` trains them anywhere."""
+    from deploy.offline.capsule import pack
+    from deploy.offline.replay import parse_steps
     from deploy.storage.run_directory import RunDirectory
 
-    batches = replay.parse_steps(steps)
     directory = RunDirectory.open(run, runs_dir)
-    terminal = Terminal()
-    if not replay.replay(directory, batches, terminal, terminal.console):
-        raise typer.Exit(1)
+    pack(directory, parse_steps(steps), out, by_value=weights == "value", say=echo)

@@ -26,8 +26,12 @@ class Change(NamedTuple):
     def refusal(self) -> str | None:
         """Reason why a run cannot go on with the change; None if it can."""
         rule = rule_of(self.name)
-        lowered = rule.lowering_refusal is not None and float(self.after) < float(self.before)
-        return rule.lowering_refusal if lowered else rule.refusal
+        if rule.lowering_refusal is None:
+            return rule.refusal
+        try:
+            return rule.lowering_refusal if float(self.after) < float(self.before) else None
+        except ValueError:  # "auto" or none, of which `resumed_recipe` knows the number
+            return None
 
 
 def rule_of(name: str) -> ResumeRule:

@@ -157,8 +157,8 @@ def completed(document: dict[str, Any], recipe: str) -> RunConfig:
 def read_recipe(recipe: str, overrides: Sequence[str] = ()) -> dict[str, Any]:
     """Return the tables of a recipe as they are written, without secrets, not completed."""
     document = _read(recipe)
-    for override in overrides:
-        _override(document, override)
+    for setting in overrides:
+        override(document, setting)
     if secrets := [*_secrets(document)]:
         raise InputError(f"recipe {recipe}:\n" + "\n".join(secrets))
     return document
@@ -226,11 +226,11 @@ def _read(recipe: str) -> dict[str, Any]:
         raise InputError(f"recipe {recipe!r} is not TOML: {error}") from None
 
 
-def _override(document: dict[str, Any], override: str) -> None:
+def override(document: dict[str, Any], setting: str) -> None:
     """Apply one `key=value` in place."""
-    key, equals, text = override.partition("=")
+    key, equals, text = setting.partition("=")
     if not equals or not key.strip():
-        raise InputError(f"--set {override!r}: write key=value, as in learner.learning_rate=1e-6")
+        raise InputError(f"--set {setting!r}: write key=value, as in learner.learning_rate=1e-6")
     try:
         value = tomllib.loads(f"value = {text}")["value"]
     except tomllib.TOMLDecodeError:
@@ -238,10 +238,10 @@ def _override(document: dict[str, Any], override: str) -> None:
     lines = key.strip().replace("'", '"').splitlines()
     *sections, last = next(csv.reader(lines, delimiter="."))
     if len(lines) > 1 or "\n" in text or not all((*sections, last)):
-        raise InputError(f"--set {override!r}: write one key=value, the key's parts not empty")
+        raise InputError(f"--set {setting!r}: write one key=value, the key's parts not empty")
     table = document
     for section in sections:
         table = table.setdefault(section, {})
         if not isinstance(table, dict):
-            raise InputError(f"--set {override!r}: {section!r} is a value, not a section")
+            raise InputError(f"--set {setting!r}: {section!r} is a value, not a section")
     table[last] = value

@@ -80,9 +80,9 @@ def check_batch(config: RecipeKeys) -> None:
 
 
 def _check_staleness(config: RecipeKeys, traits: ObjectiveTraits) -> None:
-    stale, learner = config.queues.max_staleness, config.learner
-    allowed = config.queues.allow_uncorrected or learner.policy_weight == 0
-    if stale == 0 or allowed or corrects_off_policyness(learner, traits):
+    queues, learner = config.queues, config.learner
+    allowed = queues.allow_uncorrected or learner.policy_weight == 0
+    if queues.bound == 0 or allowed or corrects_off_policyness(learner, traits):
         return
     ratio = (
         "learner.recompute_proximal = false"
@@ -90,7 +90,7 @@ def _check_staleness(config: RecipeKeys, traits: ObjectiveTraits) -> None:
         else 'learner.loss = "cispo" or "ppo"'
     )
     raise InputError(
-        f"queues.max_staleness = {stale} with learner.loss = {learner.loss!r} and "
+        f"queues.max_staleness = {queues.max_staleness} with learner.loss = {learner.loss!r} and "
         f"learner.correction = {learner.correction!r} trains off-policy rollouts as if they were "
         f'on-policy; set learner.correction = "tis", or {ratio}, or queues.max_staleness = 0, or '
         "queues.allow_uncorrected = true"

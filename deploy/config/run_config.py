@@ -112,7 +112,7 @@ class RunConfig(RecipeKeys):
         length = self.learner.fixed_length or self.actors.max_new_tokens
         limit = self.learner.max_token_lag
         if self.queues.on_overdue == "mask":
-            bound = self.queues.max_staleness
+            bound = self.queues.bound
             limit = bound if limit is None else min(limit, bound)
         return self.learner.model_copy(update={"fixed_length": length, "max_token_lag": limit})
 

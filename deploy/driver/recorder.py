@@ -6,7 +6,10 @@ import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict
+from statistics import fmean
 from typing import Any, TypeVar
+
+import psutil
 
 from actors.engines.model_folder import load_tokenizer
 from deploy.driver.engine_drift import DriftWatch
@@ -17,8 +20,10 @@ from deploy.errors import RunFailed
 from deploy.observability.samples import FILE as SAMPLES
 from deploy.observability.samples import Sample, best_and_worst, decode_samples
 from deploy.observability.trackers import Trackers
+from deploy.report.staleness_window import advice, limit_of, window_moves
 from deploy.report.summary import sessions, summarise
 from deploy.report.tables import describe_failed
+from deploy.runtime.peak_memory import peaks
 from deploy.storage.run_record import HACKING, PROBES, Record, Score
 from headway import clock
 from headway.daemon_thread import run_in_daemon_thread
@@ -64,6 +69,8 @@ class Recorder:
         """First version after the newest finding that the reward is hacked."""
         self._stops: Hacking | None = None
         """Finding that ends the run."""
+        self._limits: set[str] = set()
+        """Limits of the throughput that this session has named."""
         self._poll_seconds, self._summary_seconds = poll_seconds, summary_seconds
         self._accounting_seconds = accounting_seconds
         self._swaps = 0
@@ -137,6 +144,7 @@ class Recorder:
         if batches:
             newest = batches[-1]
             self._context.console.advance(newest.version + 1, describe(newest, record))
+            self._say_window(len(batches))
 
         hackings = self._hackings(len(batches))
         probes, wrong = self.drift.probed(reports)
@@ -156,6 +164,18 @@ class Recorder:
         self._trackers.samples((await self._write(write))[-2:])
         self._check_lags(batches)
         return status
+
+    def _say_window(self, count: int) -> None:
+        """Say how so many new batches moved the window of staleness, and each limit found once."""
+        record, say = self._context.record, self._context.console.say
+        for text in window_moves(record.batches[-count - 1 :]):
+            say(text)
+        limit = limit_of(record.batches)
+        shares = (row["idle_fraction"] for row in record.actors)
+        idle = [share for share in shares if share is not None]
+        if limit not in self._limits and (text := advice(limit, fmean(idle) if idle else None)):
+            self._limits.add(limit)
+            say(text)
 
     def _hackings(self, count: int) -> list[dict[str, Any]]:
         """Find where the reward is hacked in the newest batches, of which so many are new."""
@@ -191,6 +211,7 @@ class Recorder:
         record, directory = self._context.record, self._context.directory
         statistics = [actor.statistics() for actor in self._processes.fleet.actors]
         record.actors = await asyncio.gather(*statistics)
+        record.memory |= await run_in_daemon_thread(lambda: peaks(psutil.Process()))
         with suppress(TimeoutError):
             async with asyncio.timeout(self._accounting_seconds):
                 record.accounting = (await self._processes.broker.accounting()).to_dict()

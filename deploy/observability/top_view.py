@@ -150,6 +150,8 @@ def _title(now: Moment) -> Text:
         title.append(f" · last batch {_seconds(max(0.0, now.at - ended))} ago")
     if (bound := now.value("headway_max_staleness")) is not None:
         title.append(f" · staleness at most {bound:.0f}")
+        if (window := now.value("headway_staleness_window")) not in (None, bound):
+            title.append(f", new groups {window:.0f}")
     restarts = now.by("headway_restarts_total", "restarted_role")
     if parts := [f"{role} {count:.0f}" for role, count in restarts.items() if count]:
         title.append(f" · restarts: {', '.join(parts)}", "yellow")

@@ -26,6 +26,7 @@ from deploy.storage.run_directory import RunDirectory
 from deploy.storage.sessions import earlier_sessions, last_recipe
 from headway.errors import InputError
 from headway.user_code import look_in
+from learner.config.learner import LearnerConfig
 from learner.ranks.spec import LearnerSpec
 from queues.broker.batch_queue import CHECKSUM
 from queues.readers.accounting import read_batches
@@ -53,13 +54,45 @@ class Plan:
     """Its folder; None: the initial weights."""
 
 
+@dataclass(frozen=True, slots=True)
+class Basis:
+    """Everything that batches of a run are trained again from."""
+
+    directory: RunDirectory
+    config: RunConfig
+    """The recipe that the last batch was trained with."""
+    model: str
+    """Folder or hub name of the initial model."""
+    plan: Plan
+    recorded: Mapping[int, Row]
+    """The statistics of every trained batch."""
+
+    def spec(self) -> LearnerSpec:
+        """Return the specification of a learner that begins as the run did."""
+        config, plan = self.config, self.plan
+        return LearnerSpec(
+            config=config.objective,
+            model_path=self.model,
+            teachers=teacher_paths(config),
+            seed=config.seed,
+            steps=config.steps,
+            earlier=earlier_sessions(self.directory, config, last=plan.end - 1),
+            temperature=config.actors.temperature,
+            context=config.actors.max_model_len or context_length(self.model),
+            checkpoint=str(plan.checkpoint) if plan.checkpoint else None,
+            version=plan.start,
+            last_version=plan.end,
+        )
+
+
 def parse_steps(text: str) -> tuple[int, int]:
-    """Parse `--steps a:b`, which means the batches a, …, b−1."""
-    match = re.fullmatch(r"(\d+):(\d+)", text.strip())
-    first, end = (int(match[1]), int(match[2])) if match else (0, 0)
+    """Parse `--steps`: a:b means the batches a, …, b−1, and a-b the batches a, …, b."""
+    match = re.fullmatch(r"(\d+)([:-])(\d+)", text.strip())
+    first, end = (int(match[1]), int(match[3]) + (match[2] == "-")) if match else (0, 0)
     if not first < end:
         raise InputError(
-            f"--steps {text!r}: write a:b with a below b, as in 10:20, the batches 10 to 19"
+            f"--steps {text!r}: write a:b with a below b, as in 10:20, the batches 10 to 19, or "
+            "10-19 for the same"
         )
     return first, end
 
@@ -78,32 +111,41 @@ def plan_replay(
     return Plan(first, end, start, checkpoints.get(start))
 
 
-def replay(
-    directory: RunDirectory, steps: tuple[int, int], terminal: Terminal, console: Console
-) -> bool:
-    """Replay batches of a run and print a comparison; return whether all weights are equal.
+def find_basis(
+    directory: RunDirectory,
+    steps: tuple[int, int],
+    *,
+    model: str | None = None,
+    from_checkpoint: bool = True,
+) -> Basis:
+    """Find what batches of a run are trained again from; `model` is its initial one, if known.
 
-    Raises InputError if the run is going on, or if rollouts or weights to begin with are missing.
+    Raises InputError if the run is going on, or if batches or weights to begin with are missing.
     """
     directory.lock.check_at_rest()
     recorded = {row["version"]: row for row in read_batches(directory.path)}
     checkpoints = committed_checkpoints(directory.path)
-    plan = plan_replay(steps, recorded, checkpoints)
+    plan = plan_replay(steps, recorded, checkpoints if from_checkpoint else {})
     config = last_recipe(directory, plan.end - 1) or directory.config()
     look_in(config.deploy.code_dir)
     try:
-        model = model_path(config)
+        model = model or model_path(config)
     except InputError as error:
         kept = ", ".join(map(str, checkpoints)) or "none"
         raise InputError(
             f"the model of the run is needed for its shape and tokenizer, and its weights where no "
             f"checkpoint at or below {plan.first} is left (there are: {kept}): {error}"
         ) from error
+    return Basis(directory, config, model, plan, recorded)
+
+
+def replay(basis: Basis, terminal: Terminal, console: Console) -> bool:
+    """Replay batches of a run and print a comparison; return whether all weights are equal."""
+    plan, recorded = basis.plan, basis.recorded
     origin = f"checkpoint {plan.start}" if plan.checkpoint else "the initial weights"
     before = f", first the {plan.first - plan.start} before them" if plan.first > plan.start else ""
     terminal.say(f"training batches {plan.first} to {plan.end - 1} again from {origin}{before}")
-    recomputed = train_again(config, directory, model, plan, terminal)
-    pairs = [(recorded[row["version"]], row) for row in recomputed]
+    pairs = [(recorded[row["version"]], row) for row in train_again(basis, terminal)]
     console.print(table(pair for pair in pairs if pair[0]["version"] >= plan.first))
     verdict = compare(pairs)
     console.print(
@@ -113,51 +155,42 @@ def replay(
     return verdict is None
 
 
-def train_again(
-    config: RunConfig, directory: RunDirectory, model: str, plan: Plan, terminal: Terminal
-) -> list[dict[str, Any]]:
+def train_again(basis: Basis, terminal: Terminal) -> list[dict[str, Any]]:
     """Train every batch from the checkpoint on; return their statistics with checksums."""
-    spec = LearnerSpec(
-        config=config.objective,
-        model_path=model,
-        teachers=teacher_paths(config),
-        seed=config.seed,
-        steps=config.steps,
-        earlier=earlier_sessions(directory, config, last=plan.end - 1),
-        temperature=config.actors.temperature,
-        context=config.actors.max_model_len or context_length(model),
-        checkpoint=str(plan.checkpoint) if plan.checkpoint else None,
-        version=plan.start,
-        last_version=plan.end,
-    )
+    plan = basis.plan
     with terminal.bar(plan.end - plan.start, "loading the learner"):
 
         def show(row: Row) -> None:
             terminal.advance(row["version"] + 1 - plan.start, f"loss {row['loss']:.4f}")
 
-        if config.learner.ranks > 1:
-            return asyncio.run(_by_processes(config, directory, spec, plan, show))
-        return _in_this_process(config, directory, spec, plan, show)
+        if basis.config.learner.ranks > 1:
+            return asyncio.run(_by_processes(basis, show))
+        return _in_this_process(basis, show)
 
 
-def _in_this_process(
-    config: RunConfig, directory: RunDirectory, spec: LearnerSpec, plan: Plan, show: Show
-) -> list[dict[str, Any]]:
-    """Train with one rank in this thread, on the learner's cores."""
+def use_cores_of(config: LearnerConfig) -> None:
+    """Have this process compute with the cores and threads of a learner's only rank."""
     import torch
 
     from headway.cpu_cores import bind_process
+
+    if (cores := config.cores_of_rank(0)) is not None:
+        bind_process(cores, "learner.cores")
+    torch.set_num_threads(config.threads_of_rank)
+
+
+def _in_this_process(basis: Basis, show: Show) -> list[dict[str, Any]]:
+    """Train with one rank in this thread, on the learner's cores."""
     from learner.ranks.rank import Rank
     from weight_sync.publish.snapshot import Snapshot, wire_dtype
 
-    if (cores := spec.config.cores_of_rank(0)) is not None:
-        bind_process(cores, "learner.cores")
-    torch.set_num_threads(spec.config.threads_of_rank)
-    rank, snapshot, dtype = Rank(spec), Snapshot(), wire_dtype(config.weight_sync)
+    spec, plan = basis.spec(), basis.plan
+    use_cores_of(spec.config)
+    rank, snapshot, dtype = Rank(spec), Snapshot(), wire_dtype(basis.config.weight_sync)
     trained = []
     try:
         for version in range(plan.start, plan.end):
-            report = rank.update(read_batch(directory.path, version), version)
+            report = rank.update(read_batch(basis.directory.path, version), version)
             checksum = snapshot.take(rank.weights(), dtype).result()
             trained.append({**report.to_dict(), "version": version, CHECKSUM: checksum})
             show(trained[-1])
@@ -166,9 +199,7 @@ def _in_this_process(
     return trained
 
 
-async def _by_processes(
-    config: RunConfig, directory: RunDirectory, spec: LearnerSpec, plan: Plan, show: Show
-) -> list[dict[str, Any]]:
+async def _by_processes(basis: Basis, show: Show) -> list[dict[str, Any]]:
     """Train with several ranks as in a run; they write into a temporary folder."""
     import ray
 
@@ -178,6 +209,7 @@ async def _by_processes(
     from queues.ray_broker import BrokerClient
     from weight_sync.ray_broadcaster import create_broadcaster
 
+    config, plan, spec = basis.config, basis.plan, basis.spec()
     sync = config.weight_sync.model_copy(update={"transport": "shared_memory", "folder": None})
     actors = config.actors.model_copy(update={"cpus": 0.0, "gpus": 0.0})
     learner_only = config.model_copy(update={"actors": actors})
@@ -185,7 +217,7 @@ async def _by_processes(
         tempfile.TemporaryDirectory(prefix="headway-replay-") as scratch,
         cluster(learner_only, Path(scratch)),
     ):
-        batches = ray.remote(RecordedBatches).options(num_cpus=0).remote(directory.path)
+        batches = ray.remote(RecordedBatches).options(num_cpus=0).remote(basis.directory.path)
         group = create_learner(
             replace(
                 spec,

@@ -6,7 +6,11 @@ Engine: a rollout of L tokens that was one of n̄ on average, while s of them be
 
 so a, b and f (`EngineRates`) are a least-squares fit over all rollouts, none below 0. The average n̄
 is over tokens, and the times of tokens follow from a and b: both are estimated in turn. Learner:
-the seconds of a step are fitted over its tokens in the same way.
+the seconds of a step are fitted over its tokens in the same way. Seconds over fitted ones, by
+batch, are the paces: how steady both sides are, and for how long they stay fast or slow.
+
+How much both slow each other down is not estimated: the learner waits just when rollouts are slow,
+so that they look slower, not faster, beside a learner that is idle.
 
 The first batches are left out, and the last batches, which were trained when no group was leased
 any more and engines ran empty; a simulation leaves them out too.
@@ -61,15 +65,22 @@ class Measured:
         return self.last - self.first + 1
 
 
-def read_rates(directory: RunDirectory) -> Measured:
-    """Estimate the rates of a run from its folder, whether it is going on or not.
-
-    Raises InputError if it has trained too few batches while groups were leased.
-    """
+def leased_batches(directory: RunDirectory) -> tuple[list[TrainedBatch], list[TrainedBatch]]:
+    """Return the batches of a run's last session, and those trained while groups were leased."""
     every = read_batches(directory)
     trained = sessions(every)[-1] if every else []
     leased = last_lease(directory.path) or 0.0
-    batches = [batch for batch in trained if batch.times.step_finished_at < leased][-MOST_BATCHES:]
+    return trained, [batch for batch in trained if batch.times.step_finished_at < leased]
+
+
+def read_rates(directory: RunDirectory, *, first: int | None = None) -> Measured:
+    """Estimate the rates of a run from its folder, whether it is going on or not.
+
+    They are those of its last session: of its newest batches, or of so many `first` ones. Raises
+    InputError if it has trained too few batches while groups were leased.
+    """
+    trained, leased = leased_batches(directory)
+    batches = leased[-MOST_BATCHES:] if first is None else leased[:first]
     if len(batches) < LEAST_BATCHES:
         raise InputError(
             f"{directory.path} has trained {len(trained)} batches since it was last started, "
@@ -106,16 +117,19 @@ def rates_of(
         for update in swapped
         if update.swap_started_at is not None and update.swap_finished_at is not None
     ]
-    engine, explained = _engine(groups, updates, within=(begin, end))
+    ends = [batch.times.step_finished_at for batch in batches[WARM_UP - 1 :]]
+    engine, explained, engine_paces = _engine(groups, updates, np.array(ends))
+    learner, learner_paces = _learner(batches, trained)
     tokens = sum(report.tokens_trained for report in reports)
     return Measured(
         rates=Rates(
             engine=engine,
-            learner=_learner(batches, trained),
+            learner=learner,
             update=UpdateRates(staging_seconds=_mean(staging), pause_seconds=_mean(pauses)),
             lengths=tuple(tuple(max(1, tokens) for tokens in group.tokens) for group in trained),
             tied_share=_tied_share(reports, trained),
             ess_loss=_ess_loss(reports),
+            paces=tuple(zip(learner_paces.tolist(), engine_paces.tolist(), strict=True)),
         ),
         first=batches[0].version,
         last=batches[-1].version,
@@ -127,12 +141,12 @@ def rates_of(
 
 
 def _engine(
-    groups: Sequence[GroupTimes],
-    updates: Sequence[WeightUpdateReport],
-    *,
-    within: tuple[float, float],
-) -> tuple[EngineRates, float]:
-    """Fit the rates of an engine, and R², over rollouts that began between two moments."""
+    groups: Sequence[GroupTimes], updates: Sequence[WeightUpdateReport], ends: Array
+) -> tuple[EngineRates, float, Array]:
+    """Fit the rates of an engine, R², and paces, over rollouts that began while batches ended.
+
+    `ends` has the ends of the last step before the measured ones, and of these.
+    """
     by_engine: defaultdict[str, list[tuple[float, float, int]]] = defaultdict(list)
     for group in groups:
         pairs = zip(group.rollouts, group.tokens, strict=True)
@@ -147,10 +161,10 @@ def _engine(
     fitted = np.array([1.0, 0.0, 0.0])
     for _ in range(ROUNDS):
         parts = [
-            _observations(rollouts, paused, within, step=fitted[0], rollout=fitted[1])
+            _observations(rollouts, paused, ends, step=fitted[0], rollout=fitted[1])
             for rollouts, paused in engines
         ]
-        factors, seconds = (np.concatenate(arrays) for arrays in zip(*parts, strict=True))
+        factors, seconds, middles = (np.concatenate(arrays) for arrays in zip(*parts, strict=True))
         if not len(seconds):
             raise InputError(
                 "no rollout began between the first batches and the last lease: the run was too "
@@ -159,7 +173,7 @@ def _engine(
         fitted = _least_squares(factors, seconds)
         if not fitted[:2].any():  # rollouts of one length: turnover alone may explain them
             fitted = np.append(_least_squares(factors[:, :2], seconds), 0.0)
-    residuals = seconds - factors @ fitted
+    expected = factors @ fitted
     step, rollout, turnover = fitted.tolist()
     variance = float(np.var(seconds))
     puts = [group.accepted_at - max(end for _, end in group.rollouts) for group in groups]
@@ -169,21 +183,25 @@ def _engine(
         turnover_seconds=turnover,
         put_seconds=max(0.0, float(np.median(puts))),
     )
-    return rates, 1 - float(np.mean(residuals**2)) / variance if variance else 1.0
+    batch = np.searchsorted(ends[1:-1], middles)
+    took, fits = (np.bincount(batch, it, minlength=len(ends) - 1) for it in (seconds, expected))
+    paces = np.divide(took, fits, out=np.ones_like(fits), where=fits > 0)
+    explained = 1 - float(np.mean((seconds - expected) ** 2)) / variance if variance else 1.0
+    return rates, explained, paces
 
 
 def _observations(
     rollouts: Array,
     pauses: Array,
-    within: tuple[float, float],
+    ends: Array,
     *,
     step: float,
     rollout: float,
-) -> tuple[Array, Array]:
-    """Return factors (L, L·n̄, s/2), [r, 3], and seconds, [r], of one engine's rollouts.
+) -> tuple[Array, Array, Array]:
+    """Return factors (L, L·n̄, s/2), [r, 3], seconds and middles, [r], of one engine's rollouts.
 
     `rollouts`, [n, 3], has start, end and tokens of each; `pauses`, [m, 2], start and end of each
-    pause, in order. Rollouts that began outside of `within` load the engine, but give no
+    pause, in order. Rollouts that began outside of `ends` load the engine, but give no
     observation. `step` and `rollout` are estimates of a and b.
     """
     changes = np.concatenate([rollouts[:, 0], rollouts[:, 1]])
@@ -191,8 +209,8 @@ def _observations(
     order = np.argsort(changes, kind="stable")
     count = np.cumsum(steps[order])
     speed = 1 / np.maximum(step + rollout * np.maximum(count, 1.0), 1e-9)
-    first, last = within
-    began, ended, tokens = rollouts[(rollouts[:, 0] > first) & (rollouts[:, 0] <= last)].T
+    within = (rollouts[:, 0] > ends[0]) & (rollouts[:, 0] <= ends[-1])
+    began, ended, tokens = rollouts[within].T
 
     def passed(times: Array, values: Array) -> Array:
         """Integrate a step function, 0 outside of its times, over each rollout."""
@@ -206,7 +224,7 @@ def _observations(
     mean_running = passed(times, count * speed) / np.maximum(passed(times, speed), 1e-9)
     others = np.searchsorted(times, ended) - np.searchsorted(times, began)
     factors = np.stack([tokens, tokens * mean_running, others / 2], axis=1)
-    return factors, ended - began - paused
+    return factors, ended - began - paused, (began + ended) / 2
 
 
 def _least_squares(factors: Array, values: Array) -> Array:
@@ -224,13 +242,16 @@ def _least_squares(factors: Array, values: Array) -> Array:
     return best
 
 
-def _learner(batches: Sequence[TrainedBatch], groups: Sequence[GroupTimes]) -> LearnerRates:
+def _learner(
+    batches: Sequence[TrainedBatch], groups: Sequence[GroupTimes]
+) -> tuple[LearnerRates, Array]:
+    """Fit the rates of the learner, and its paces."""
     measured = batches[WARM_UP:]
     seconds = np.array([batch.times.step_seconds for batch in measured])
     tokens = np.array([float(batch.report.tokens_trained) for batch in measured])
     factors = np.stack([np.ones_like(tokens), tokens], axis=1)
     fitted = _least_squares(factors, seconds)
-    residuals = seconds - factors @ fitted
+    expected = factors @ fitted
     batch_seconds, token_seconds = fitted.tolist()
     taken = np.unique([g.taken_at for g in groups if g.taken_at not in (None, g.accepted_at)])
     begun = np.array([batch.times.wait_finished_at for batch in measured])
@@ -240,13 +261,14 @@ def _learner(batches: Sequence[TrainedBatch], groups: Sequence[GroupTimes]) -> L
         after.times.wait_started_at - batch.times.step_finished_at
         for batch, after in pairwise(batches)
     ]
-    return LearnerRates(
+    rates = LearnerRates(
         batch_seconds=batch_seconds,
         token_seconds=token_seconds,
-        variation=float(np.std(residuals) / np.mean(seconds)),
-        take_seconds=float(np.median(fetches)) if len(fetches) else 0.0,
-        publish_seconds=max(0.0, float(np.median(pauses))),
+        variation=float(np.std(seconds - expected) / np.mean(seconds)),
+        take_seconds=_mean(fetches),
+        publish_seconds=_mean(pauses),
     )
+    return rates, seconds / np.maximum(expected, 1e-9)
 
 
 def _tied_share(reports: Sequence[BatchReport], groups: Sequence[GroupTimes]) -> float:
@@ -274,5 +296,5 @@ def _ess_loss(reports: Sequence[BatchReport]) -> float | None:
     return float(squares @ losses / (squares @ squares))
 
 
-def _mean(values: Sequence[float]) -> float:
-    return max(0.0, float(np.mean(values))) if values else 0.0
+def _mean(values: Sequence[float] | Array) -> float:
+    return max(0.0, float(np.mean(values))) if len(values) else 0.0

@@ -125,7 +125,7 @@ def caveats(
             "the run was evaluated while it trained, which its journal does not show: its engines "
             "look slower than they are"
         )
-    if recorded.queues.max_staleness == 0:
+    if recorded.queues.bound == 0:
         notes.append(
             "the run was synchronous: what actors and learner cost each other where they share "
             "cores is not in its rates, so above a bound of 0 they are too high there"

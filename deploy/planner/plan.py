@@ -1,7 +1,7 @@
 """`headway plan`: reads its options, chooses the rates, and shows the prediction."""
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -15,7 +15,16 @@ from deploy.planner.calibration import Measured, read_rates
 from deploy.planner.caveats import caveats, differences, refuse_another_model
 from deploy.planner.rates import EngineRates, LearnerRates, Rates, UpdateRates, lognormal_lengths
 from deploy.planner.simulator import simulate
-from deploy.planner.throughput import Prospect, best, most_actors, predict, setting_of_run
+from deploy.planner.throughput import (
+    FIGURES,
+    Prospect,
+    best,
+    most_actors,
+    predict,
+    setting_of_run,
+    split_intervals,
+)
+from deploy.report.staleness_window import LIMITS
 from deploy.storage.run_directory import RunDirectory
 from headway.errors import InputError
 
@@ -29,20 +38,13 @@ COLUMNS = {
     "learner_idle": ("learner\nidle", "{:.0%}"),
     "actors_idle": ("actors\nidle", "{:.0%}"),
     "lag_mean": ("lag\nmean", "{:.2f}"),
+    "lag_p50": ("\np50", "{}"),
     "lag_p95": ("\np95", "{}"),
     "lag_max": ("\nmax", "{}"),
     "ess": ("ESS", "{:.3f}"),
     "limit": ("limited by", "{}"),
 }
 """Header and format by the key of a prospect."""
-LIMITS = {
-    "learner": "the learner, which is always busy: more ranks, or fewer actors",
-    "actors": "the actors, which are always busy: more of them, or more rollouts at once",
-    "window": "queues.window: free slots and the learner wait for long rollouts, and no more "
-    "groups may be live meanwhile",
-    "staleness": "queues.max_staleness: free slots and the learner wait for long rollouts, and no "
-    "others may begin meanwhile",
-}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,9 +92,15 @@ def plan(
         )
     if config.queues.filter_tied and run is None:
         notes.append("queues.filter_tied: how many groups will be dropped is not known; none here")
-    if config.queues.ess_target is not None:
+    if config.queues.max_staleness == "auto":
+        notes.append(
+            'queues.max_staleness = "auto": every row is a bound set by hand; the run looks for '
+            f"the smallest one up to {config.queues.bound} that is as good"
+        )
+    elif config.queues.ess_target is not None:
         notes.append("queues.ess_target: the window of staleness is taken as always at its widest")
     prospects = predict(config, rates, bounds=bounds, devices=devices, report=report)
+    chosen = best(prospects)
     return {
         "recipe": config.name,
         "devices": devices,
@@ -101,7 +109,8 @@ def plan(
         "itself": itself,
         "notes": notes,
         "prospects": [_row(prospect) for prospect in prospects],
-        "best": _row(best(prospects)),
+        "best": _row(chosen),
+        "intervals": split_intervals(config, rates, chosen, bounds),
     }
 
 
@@ -118,6 +127,8 @@ def show(document: dict[str, Any], console: Console) -> None:
         ]
         table.add_row(*cells, style="bold" if row == chosen else None)
     console.print(table)
+    if document["intervals"]:
+        console.print(_intervals(document["intervals"]))
     lines = []
     if itself is not None:
         measured, simulated = itself["measured"], itself["simulated"]
@@ -138,6 +149,21 @@ def show(document: dict[str, Any], console: Console) -> None:
         f"limited by {LIMITS[chosen['limit']]}",
     ]
     console.print("\n".join(lines), markup=False, soft_wrap=True)
+
+
+def _intervals(rows: Sequence[Mapping[str, Any]]) -> Table:
+    """Return a table of medians and intervals, by bound."""
+    [title] = {f"actors.count = {row['actors']}: median, and interval of 95 %" for row in rows}
+    table = Table("η", title=title, box=SIMPLE_HEAD, pad_edge=False, padding=0)
+    for key in FIGURES:
+        table.add_column(COLUMNS[key][0], justify="right", no_wrap=True)
+    for row in rows:
+        cells = [
+            f"{form.format(median)} ({form.format(low)}–{form.format(high)})"
+            for form, (low, median, high) in ((COLUMNS[key][1], row[key]) for key in FIGURES)
+        ]
+        table.add_row(str(row["max_staleness"]), *cells)
+    return table
 
 
 def _rates(

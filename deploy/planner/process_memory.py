@@ -85,6 +85,11 @@ class Process:
         return {**self.host, **self.first, **self.mapped}
 
     @property
+    def all_resident(self) -> float:
+        """Host memory of all of them together, as the system counts it."""
+        return total(self.resident) + (self.count - 1) * total(self.host)
+
+    @property
     def share(self) -> float:
         """Share of a GPU that it takes; 0 if it takes none, or whole ones."""
         return self.gpus if self.gpus < 1 else 0.0

@@ -7,10 +7,17 @@ from dataclasses import asdict, dataclass, fields, replace
 from statistics import fmean, pstdev
 from typing import Any, Self
 
+import numpy as np
+
 from headway.errors import InputError
 
 SAMPLED_GROUPS = 512
 """Number of groups whose lengths are drawn where only their distribution is given."""
+Pace = tuple[float, float]
+"""Seconds of the learner, and of engines, over those that their rates say."""
+LEAST_PACE = 0.01
+MOST_MEMORY, FORGOTTEN = 0.95, 50
+"""Largest memory of paces, and the number of batches after which nothing is left of one."""
 
 
 class _Seconds:
@@ -96,6 +103,8 @@ class Rates:
     """Ranks of the learner that its rates hold for."""
     ess_loss: float | None = None
     """−ln ESS per squared version of lag, fitted through 0 over batches' means; None: unknown."""
+    paces: Sequence[Pace] = ()
+    """Paces of consecutive batches; a simulation goes through them in turn."""
 
     def __post_init__(self) -> None:
         """Refuse a run without a token to train."""
@@ -115,12 +124,50 @@ class Rates:
         random.Random(seed).shuffle(groups)
         return replace(self, lengths=tuple(groups))
 
+    def resampled(self, batches: int, seed: int) -> Self:
+        """Return rates of another run of so many batches, as far as these can tell.
+
+        Paces and lengths are drawn twice: as another calibration would have found them, which is
+        as uncertain as this one, and from those, as a run has them.
+        """
+        chance, groups, paces = np.random.default_rng(seed), self.lengths, self.paces
+        for count in (len(paces), batches):
+            drawn = chance.integers(len(groups), size=len(groups)).tolist()
+            groups = [groups[number] for number in drawn]
+            paces = paces and redrawn(paces, count, chance)
+        return replace(self, lengths=groups, paces=paces)
+
     def to_dict(self) -> dict[str, Any]:
         """Return the rates as JSON values, the lengths as their mean and variation."""
         flat = [length for group in self.lengths for length in group]
         mean = fmean(flat)
         lengths = {"rollouts": len(flat), "mean": mean, "variation": pstdev(flat) / mean}
-        return {**asdict(self), "lengths": lengths}
+        paces = [[own, engines] for own, engines in self.paces]
+        return {**asdict(self), "lengths": lengths, "paces": paces}
+
+
+def redrawn(paces: Sequence[Pace], count: int, chance: np.random.Generator) -> list[Pace]:
+    """Draw paces of so many batches as another run would have them, from at least three.
+
+    Their logarithms are autoregressive: a share of the deviation from the mean, the memory, stays
+    until the next batch. Its bias in short runs is made good; what is new is drawn for both sides
+    together, which may be slow for one reason. None is beyond the measured ones by more than their
+    standard deviation.
+    """
+    logs = np.log(np.maximum(paces, LEAST_PACE))
+    mean, length = logs.mean(axis=0), len(logs)
+    left = logs - mean
+    memory = np.sum(left[1:] * left[:-1], axis=0) / np.maximum(np.sum(left**2, axis=0), 1e-12)
+    memory = np.clip(memory + (1 + 3 * memory) / length, 0.0, MOST_MEMORY)
+    new = left[1:] - memory * left[:-1]
+    new = (new - new.mean(axis=0)) * math.sqrt(length / (length - 2))
+    drawn, deviation = [], np.zeros(2)
+    for row in chance.choice(new, FORGOTTEN + count):
+        deviation = memory * deviation + row
+        drawn.append(mean + deviation)
+    low, high, spread = logs.min(axis=0), logs.max(axis=0), logs.std(axis=0)
+    clipped = np.clip(drawn[FORGOTTEN:], low - spread, high + spread)
+    return [(own, engines) for own, engines in np.exp(clipped).tolist()]
 
 
 def lognormal_lengths(

@@ -14,16 +14,19 @@ import heapq
 import random
 from bisect import bisect_right
 from collections import Counter, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import count, cycle, islice
+from math import exp
+from typing import Any
 
 import numpy as np
 
-from deploy.planner.rates import EngineRates, Rates
+from deploy.planner.rates import EngineRates, Pace, Rates
 from deploy.report.summary import WARM_UP
 from headway.errors import InputError
+from queues.broker.batch_queue import broker_statistics
 from queues.config import QueuesConfig, RunSpec
 from queues.errors import QueueClosed
 from queues.records import BatchRecord, Lease, Prompt, Summary, rollouts_at_once
@@ -67,8 +70,11 @@ class Outcome:
     lag_mean: float
     """Over trained tokens, in versions."""
     lag_square_mean: float
+    lag_p50: int
     lag_p95: int
     lag_max: int
+    lag_shares: Mapping[str, float]
+    """Share of the trained tokens by their lag."""
 
 
 @dataclass(slots=True)
@@ -78,6 +84,8 @@ class SimulatedEngine:
     name: str
     rates: EngineRates
     free_slots: int
+    pace: float = 1.0
+    """Seconds of a token over those of its rates."""
     version: int = 0
     now: float = 0.0
     token: float = 0.0
@@ -101,14 +109,17 @@ class SimulatedEngine:
         waited = min(passed, self.stalled)
         self.stalled -= waited
         if self.running:
-            self.token += (passed - waited) / self.rates.token_seconds(len(self.running))
+            self.token += (passed - waited) / self._token_seconds()
 
     def next_end(self) -> float:
         """Return the time at which the next rollout ends if nothing else happens."""
         if not self.running:
             return FOREVER
         left = max(0.0, self.running[0][0] - self.token)
-        return self.now + self.stalled + left * self.rates.token_seconds(len(self.running))
+        return self.now + self.stalled + left * self._token_seconds()
+
+    def _token_seconds(self) -> float:
+        return self.pace * self.rates.token_seconds(len(self.running))
 
     def sampled(self, began: float, length: int) -> dict[int, int]:
         """Count the tokens of a rollout by the version that sampled them."""
@@ -151,6 +162,8 @@ class Simulation:
         """Tokens of a live group by version."""
         self._tokens: dict[str, int] = {}
         self._waits_since: float | None = 0.0
+        self._times: dict[str, float] = {}
+        """When the wait for the batch began and ended, and its step ended."""
         self._swapping = 0
         self._permits: deque[SimulatedEngine] = deque()
         self._lags: Counter[int] = Counter()
@@ -252,16 +265,23 @@ class Simulation:
         """Begin a step of the learner."""
         assert self._waits_since is not None
         self._waits.append(self._now - self._waits_since)
+        self._times = {"wait_started_at": self._waits_since, "wait_finished_at": self._now}
         self._waits_since = None
-        rates = self._rates.learner
-        seconds = rates.batch_seconds + rates.token_seconds * tokens
-        if rates.variation:
-            seconds *= max(0.0, self._chance.gauss(1.0, rates.variation))
-        self._after(seconds, self._trained)
+        rates, (own, of_engines) = self._rates.learner, self._pace()
+        self._after(own * (rates.batch_seconds + rates.token_seconds * tokens), self._trained)
+        for engine in self._engines:
+            engine.advance(self._now)
+            engine.pace = of_engines
+            self._plan_end(engine)
+
+    def _pace(self) -> Pace:
+        paces = self._rates.paces
+        return paces[len(self._ends) % len(paces)] if paces else (1.0, 1.0)
 
     def _trained(self) -> None:
         """End a step of the learner."""
         self._ends.append(self._now)
+        self._times["step_finished_at"] = self._now
         if len(self._ends) in (self._setting.warm_up, self._setting.last):
             for engine in self._engines:
                 engine.advance(self._now)
@@ -270,10 +290,15 @@ class Simulation:
 
     def _ack(self) -> None:
         """Acknowledge a batch and publish its version."""
-        broker = self._broker
+        broker, statistics, loss = self._broker, {**self._times}, self._rates.ess_loss
+        tokens: Counter[int] = Counter()
         for group in broker.taken:
-            del self._sampled[group.group_id]
-        record = BatchRecord(version=broker.version, acked_at=self._now, statistics={})
+            tokens.update(self._sampled.pop(group.group_id))
+        if loss is not None:
+            square = sum((broker.version - v) ** 2 * n for v, n in tokens.items()) / tokens.total()
+            statistics["ess"] = exp(-loss * square)
+        statistics |= broker_statistics(broker, statistics)
+        record = BatchRecord(version=broker.version, acked_at=self._now, statistics=statistics)
         broker.ack(record, now=self._now)
         self._after(self._setting.queues.patience_seconds, partial(self._lease, self._engines))
         for engine in self._engines:
@@ -341,15 +366,20 @@ class Simulation:
             samples_per_second=(setting.last - warm_up) * samples / seconds,
             learner_idle=sum(self._waits[warm_up:]) / seconds,
             actors_idle=(idle - idle_before) / seconds / setting.engines,
-            lag_mean=sum(lag * tokens for lag, tokens in lags.items()) / lags.total(),
             lag_square_mean=sum(lag**2 * tokens for lag, tokens in lags.items()) / lags.total(),
-            lag_p95=int(
-                np.quantile([*lags], 0.95, weights=[*lags.values()], method="inverted_cdf")
-            ),
-            lag_max=max(lags),
+            lag_shares={str(lag): lags[lag] / lags.total() for lag in sorted(lags)},
+            **lag_figures(lags),
         )
 
 
+def lag_figures(lags: Counter[int]) -> dict[str, Any]:
+    """Return mean, median, 95th percentile and maximum of lags, by their numbers of tokens."""
+    ordered, weights = zip(*sorted(lags.items()), strict=True)
+    p50, p95 = np.quantile(ordered, (0.5, 0.95), weights=weights, method="inverted_cdf").tolist()
+    mean = sum(lag * tokens for lag, tokens in lags.items()) / lags.total()
+    return {"lag_mean": mean, "lag_p50": int(p50), "lag_p95": int(p95), "lag_max": ordered[-1]}
+
+
 def simulate(setting: Setting, rates: Rates, *, seed: int = 0) -> Outcome:
-    """Simulate one run, or raise InputError; the seed varies steps and chooses tied groups."""
+    """Simulate one run, or raise InputError; the seed chooses tied groups."""
     return Simulation(setting, rates, seed).run()

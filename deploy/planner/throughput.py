@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from math import exp
 from time import monotonic
+from typing import Any
 
 from deploy.config.run_config import RunConfig
 from deploy.planner.rates import LearnerRates, Rates
@@ -26,6 +27,15 @@ MOST_ACTORS = 1024
 """Engines of a simulated run; with this many, a plan of a few bounds takes a minute or two."""
 BUSY = 0.05
 """A side that idles less than this share of the time limits the throughput."""
+REPLICATES = 39
+"""Simulated runs of an interval; a further one is beyond their extremes in 2 of 40 cases."""
+FIGURES = (
+    "samples_per_second", "learner_idle", "actors_idle",
+    "lag_mean", "lag_p50", "lag_p95", "lag_max",
+)  # fmt: skip
+"""Figures of an outcome that have an interval."""
+Interval = list[float]
+"""Lower end, median and upper end of a figure, which 95 % of runs are expected in."""
 AS_GOOD = 0.99
 """A smaller bound that reaches this share of the largest throughput is the better choice."""
 
@@ -117,7 +127,7 @@ def setting_of(config: RunConfig, *, staleness: int, actors: int, last: int) -> 
 
     All of them end while groups are still leased.
     """
-    window = {"max_staleness": staleness, "window": config.window(actors)}
+    window = {"max_staleness": staleness, "window": config.window(actors), "ess_target": None}
     sync = config.weight_sync  # without staging, engines take a version one after the other
     swaps_at_once = max(1, int(sync.update_fraction * actors)) if sync.staged else 1
     return Setting(
@@ -137,8 +147,60 @@ def setting_of(config: RunConfig, *, staleness: int, actors: int, last: int) -> 
 
 def setting_of_run(config: RunConfig, batches: int) -> Setting:
     """Return the setting of a recipe as it is, in which so many batches are trained."""
-    bound, actors = config.queues.max_staleness, config.actors.count
-    return setting_of(config, staleness=bound, actors=actors, last=batches)
+    queues, actors = config.queues, config.actors.count
+    setting = setting_of(config, staleness=queues.bound, actors=actors, last=batches)
+    if queues.max_staleness != "auto":
+        return setting
+    own = {"max_staleness": "auto", "ess_target": queues.ess_target}
+    return replace(setting, queues=setting.queues.model_copy(update=own))
+
+
+def counted_steps(config: RunConfig) -> int:
+    """Return the number of batches that the figures of a simulated run are taken over."""
+    return min(MOST_STEPS, max(FEWEST_STEPS, ROLLOUTS // samples_of(config)))
+
+
+def samples_of(config: RunConfig) -> int:
+    """Return the number of rollouts that a batch trains."""
+    return config.prompts.groups_per_batch * config.prompts.group_size
+
+
+def has_intervals(config: RunConfig) -> bool:
+    """Return False for batches so large that REPLICATES simulated runs take minutes."""
+    return samples_of(config) * FEWEST_STEPS <= ROLLOUTS
+
+
+def turned_over(config: RunConfig, staleness: int, actors: int) -> Setting:
+    """Return the setting of a recipe whose figures begin when the window has turned over."""
+    warm_up = WARM_UP + min(staleness, MOST_STEPS)
+    last = warm_up + counted_steps(config)
+    setting = setting_of(config, staleness=staleness, actors=actors, last=last)
+    return replace(setting, warm_up=warm_up)
+
+
+def intervals(setting: Setting, rates: Rates, *, seed: int) -> dict[str, Interval]:
+    """Return the interval of each of FIGURES, over runs by rates that are drawn from these."""
+    outcomes = [
+        simulate(setting, rates.resampled(setting.last, drawn), seed=drawn)
+        for drawn in range(REPLICATES * seed, REPLICATES * (seed + 1))
+    ]
+    ordered = {name: sorted(getattr(it, name) for it in outcomes) for name in FIGURES}
+    return {name: [it[0], it[REPLICATES // 2], it[-1]] for name, it in ordered.items()}
+
+
+def split_intervals(
+    config: RunConfig, rates: Rates, split: Prospect, bounds: Sequence[int]
+) -> list[dict[str, Any]]:
+    """Return the intervals of every bound with the split of a prospect, none of large batches."""
+    if not has_intervals(config):
+        return []
+    longest, actors, ranks = config.actors.max_new_tokens, split.actors, split.ranks
+    rates = rates.shuffled(longest=longest, seed=config.seed).on_ranks(ranks)
+    rows = []
+    for bound in bounds:
+        figures = intervals(turned_over(config, bound, actors), rates, seed=config.seed)
+        rows.append({"actors": actors, "ranks": ranks, "max_staleness": bound, **figures})
+    return rows
 
 
 def predict_split(
@@ -146,18 +208,14 @@ def predict_split(
 ) -> list[Prospect]:
     """Predict every bound with one split, from the batches after the window has turned over."""
     rates = rates.shuffled(longest=config.actors.max_new_tokens, seed=config.seed).on_ranks(ranks)
-    samples = config.prompts.groups_per_batch * config.prompts.group_size
-    counted = min(MOST_STEPS, max(FEWEST_STEPS, ROLLOUTS // samples))
     # the actors' time for a batch, with a learner that takes none and no bound
-    most = WARM_UP + counted
+    most = WARM_UP + counted_steps(config)
     alone = setting_of(config, staleness=2 * most, actors=actors, last=most)
     alone = replace(alone, queues=alone.queues.model_copy(update={"window": None}))
     actors_alone = simulate(alone, replace(rates, learner=LearnerRates())).samples_per_second
     prospects = []
     for staleness in bounds:
-        warm_up = WARM_UP + min(staleness, MOST_STEPS)
-        setting = setting_of(config, staleness=staleness, actors=actors, last=warm_up + counted)
-        setting = replace(setting, warm_up=warm_up)
+        setting = turned_over(config, staleness, actors)
         outcome = simulate(setting, rates, seed=config.seed)
         if outcome.learner_idle < BUSY:
             limit = "learner"

@@ -226,6 +226,9 @@ def _lags(run: PlottedRun) -> Iterator[Curve]:
     yield Curve("largest", _points(run, lambda report: report.max_lag), {"lw": 0.8, "ls": ":"})
     bound = _points(run, lambda report: run.record.max_staleness)
     yield Curve("max_staleness", bound, {"lw": 0.7, "ls": "--"})
+    flows = [(batch.version, batch.flow.get("staleness_window")) for batch in run.record.batches]
+    window = [(version, w) for version, w in flows if w is not None]
+    yield Curve("window", window, {"lw": 0.9, "ls": "-.", "drawstyle": "steps-post"})
 
 
 def _draw_lag(figure: "Figure", runs: Sequence[PlottedRun]) -> None:

@@ -12,6 +12,7 @@ from deploy.config.changes import differing
 from deploy.observability.samples import FILE as SAMPLES
 from deploy.observability.samples import Sample, heading, text_of
 from deploy.report.plots import COLOURS, PLOTS, PlottedRun, figure_of
+from deploy.report.staleness_window import advice, limit_of, window_moves
 from deploy.report.summary import KEYS, resumptions, summarise
 from deploy.report.tables import describe_changes, figures
 from deploy.report.timeline import Timeline, draw_timeline, read_timeline
@@ -73,7 +74,7 @@ def _plotted(directory: RunDirectory, label: str, colour: str) -> PlottedRun:
             "nothing to draw"
         )
     config, sessions, status = directory.config(), read_sessions(directory), directory.status()
-    record = Record(config.name, config.steps, config.queues.max_staleness, started_at=0.0)
+    record = Record(config.name, config.steps, config.queues.bound, started_at=0.0)
     record.batches = batches
     record.swaps = directory.rows("swaps.jsonl", lambda row: WeightUpdateReport(**row))
     summary = directory.summary(*KEYS)
@@ -84,7 +85,9 @@ def _plotted(directory: RunDirectory, label: str, colour: str) -> PlottedRun:
     with open_ledger(directory.path) as database:
         bias = report_bias(database)
     shown = {"status": status, **figures(summary)}
-    noted = [*notes(record, sessions), *probe_notes(directory)]
+    text = advice(limit_of(batches), summary["idle_fraction"]["actors"])
+    noted = [*notes(record, sessions), *probe_notes(directory), *window_moves(batches)]
+    noted += [text] if text else []
     noted += directory.rows(HACKING, itemgetter("text"))
     return PlottedRun(label, record, bias, colour, shown, config.settings(), noted)
 

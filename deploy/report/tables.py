@@ -27,6 +27,16 @@ NAMED = 5
 """Most prompts that a sentence names."""
 LONGEST_ERROR = 1500
 """Characters of an error in a sentence; `headway inspect` shows all of it."""
+PREDICTED = {
+    "seconds": ("seconds of training", ".0f"),
+    "samples_per_second": ("rollouts per second", ".1f"),
+    "learner_idle": ("learner idle", ".0%"),
+    "lag_mean": ("mean lag", ".2f"),
+    "lag_p50": ("median of the lag", "d"),
+    "lag_p95": ("95th percentile of the lag", "d"),
+    "lag_max": ("largest lag", "d"),
+}
+"""Label and format of what `deploy.planner.hindsight` predicts, by its key."""
 TRACEBACKS = 3
 """Most tracebacks after it."""
 
@@ -113,7 +123,24 @@ def figures(summary: dict[str, Any]) -> dict[str, str]:
         **_failed(summary["accounting"]),
         "restarted processes": _restarts(summary["restarts"], summary["lost_seconds"]),
         "accounts": "–" if balanced is None else "balanced" if balanced else "NOT BALANCED",
+        **_predicted(summary.get("predicted", {})),
     }
+
+
+def _predicted(predicted: Mapping[str, Any]) -> dict[str, str]:
+    """Return what was predicted, with intervals of 95 %, beside what happened."""
+    rows = {}
+    for key, figure in predicted.get("figures", {}).items():
+        (low, median, high), value = figure["predicted"], figure["happened"]
+        label, form = PREDICTED[key]
+        inside = "inside" if low <= value <= high else "outside"
+        rows[f"{label}, predicted from {predicted['batches']} batches"] = (
+            f"{median:{form}} ({low:{form}} to {high:{form}}); it was {value:{form}}, {inside}"
+        )
+    for role, memory in predicted.get("memory", {}).items():
+        needed, peak = (memory[key] / 2**30 for key in ("predicted", "happened"))
+        rows[f"memory of {role}, predicted"] = f"{needed:.2f} GiB; at its peak {peak:.2f}"
+    return rows
 
 
 def _agents(counts: Mapping[str, Any] | None) -> dict[str, str]:

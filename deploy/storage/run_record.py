@@ -103,6 +103,8 @@ class Record:
     hackings: int = 0
     """Findings of this session that the reward is hacked."""
     accounting: Row = field(default_factory=dict)
+    memory: Counter[str] = field(default_factory=Counter)
+    """Peak resident bytes of roles whose processes of this session run on this machine."""
 
     @property
     def version(self) -> int:
@@ -148,7 +150,7 @@ def restore(config: RunConfig, directory: RunDirectory, *, now: float, say: Say)
     It is empty for a new run. The ledger has every batch; the driver's own files may end a little
     earlier or be damaged, and are mended, with a message by `say`.
     """
-    record = Record(config.name, config.steps, config.queues.max_staleness, started_at=now)
+    record = Record(config.name, config.steps, config.queues.bound, started_at=now)
     if directory.ledger.exists():
         rows = read_batches(directory.path, verify=False)  # `find_checkpoint` has verified them
         record.batches = [TrainedBatch.from_dict(row) for row in rows]

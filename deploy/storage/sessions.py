@@ -17,6 +17,7 @@ from deploy.storage.run_directory import RunDirectory
 from headway.errors import InputError
 from headway.user_code import look_in
 from learner.ranks.spec import EarlierSession
+from queues.config import ONLY_RAISED, QueuesConfig
 from queues.readers.open_run import open_ledger
 from queues.storage.ledger_schema import sessions_of
 
@@ -70,6 +71,9 @@ def resumed_recipe(
         for change in changed
         if (reason := change.refusal) is not None and not (change.name == "name" and renamed)
     ]
+    eta, earlier = config.queues.bound, QueuesConfig.model_validate(before["queues"]).bound
+    if eta < earlier and not any("queues." in text for text in refused):
+        refused.append(f"queues.max_staleness: η {earlier} → {eta}: {ONLY_RAISED.lowering_refusal}")
     if any(override.partition("=")[0].strip() == "deploy.runs_dir" for override in overrides):
         refused.append(f"deploy.runs_dir: {rule_of('deploy.runs_dir').refusal}")
     if refused:

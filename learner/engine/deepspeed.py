@@ -25,7 +25,13 @@ from learner.disk_wait import write_whole
 from learner.engine.gathering import BUCKET_ELEMENTS, elements, gathering, overlaps
 from learner.engine.lr_schedule import rate_factor
 from learner.engine.model_folder import write_files, write_weights
-from learner.engine.optimizer_state import begin_exactly, load_parts, parts_of
+from learner.engine.optimizer_state import (
+    begin_exactly,
+    load_parts,
+    parts_of,
+    shards_of,
+    watch_gradients,
+)
 from learner.engine.parameter_groups import optimizer_section, parameter_groups
 from learner.engine.process_group import join_alone
 from learner.engine.protocol import Forward
@@ -249,6 +255,14 @@ class DeepSpeedEngine:
             )
         self.steps_taken += 1
         return norm
+
+    def watch_gradients(self, seen: Callable[[dict[str, Tensor]], None]) -> None:
+        """Have every step first pass on its gradients (`optimizer_state.watch_gradients`)."""
+        watch_gradients(self._engine, seen)
+
+    def stepped_weights(self) -> dict[str, Tensor]:
+        """Return the float32 weights that this rank steps, by name and flat; views."""
+        return {shard.name: shard.weight for shard in shards_of(self._engine)}
 
     def _clip(self) -> None:
         """Clip as DeepSpeed does, and keep the norm for `get_global_grad_norm`."""

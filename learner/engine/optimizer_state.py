@@ -10,7 +10,7 @@ its converter to universal ones knows neither stage 0 nor Muon.
     PARAMETER/exp_avg, …    whatever else the optimizer holds for each element
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -108,6 +108,25 @@ def parts_of(engine: Any) -> Iterator[Part]:
                 place = shard.momentum[0] + shard.start
             run = value.view(-1)[place : place + shard.count]
             yield Part(f"{shard.name}/{key}", shard.start, run)
+
+
+def watch_gradients(engine: Any, seen: Callable[[dict[str, Tensor]], None]) -> None:
+    """Have every step first pass on the gradients of this rank by name, as they are applied.
+
+    They are clipped, float32 and flat views. A step may pass them on in several calls, each
+    parameter once.
+    """
+    shards = [*shards_of(engine)]
+
+    def watch(optimizer: Any, *_: Any) -> None:
+        stepped = {id(flat) for group in optimizer.param_groups for flat in group["params"]}
+        seen({
+            shard.name: shard.flat.grad.view(-1)[shard.offset : shard.offset + shard.count]
+            for shard in shards
+            if id(shard.flat) in stepped and shard.flat.grad is not None
+        })  # fmt: skip
+
+    engine.basic_optimizer.register_step_pre_hook(watch)
 
 
 def begin_exactly(engine: Any) -> None:

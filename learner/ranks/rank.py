@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from headway import clock
 from learner.config.learner import LearnerConfig
 from learner.config.lora import LoraConfig
 from learner.diagnostics.batch_report import BatchReport
@@ -225,6 +226,29 @@ class Rank:
     def write(self, temporary: str) -> None:
         """Write what `capture` copied, durably; in any thread, while training goes on."""
         self._write(Path(temporary))
+
+    def state_at(self, version: int) -> checkpoint.State:
+        """Return the description of a checkpoint that is captured now."""
+        config = self.config
+        return checkpoint.State(
+            version=version,
+            saved_at=clock.now(),
+            optimizer_steps=self.engine.steps_taken,
+            ranks=config.ranks,
+            zero_stage=config.zero_stage,
+            dtype=config.dtype,
+            cursor=None,
+            objective_state=dict(self.updater.objective.state),
+            wire_dtype=self.spec.weight_sync.wire_dtype,
+            adapter_alone=self.published_adapter is not None,
+        )
+
+    def save(self, root: Path, version: int) -> Path:
+        """Write a checkpoint while training waits, as the only rank; return its folder."""
+        temporary = checkpoint.prepare(root, version)
+        self.capture()
+        self.write(str(temporary))
+        return checkpoint.finish(root, self.state_at(version))
 
     def close(self) -> None:
         """Release what the engines hold."""

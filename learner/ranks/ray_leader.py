@@ -9,7 +9,6 @@ from typing import Any
 
 import ray
 
-from headway import clock
 from learner.diagnostics.batch_report import BatchReport
 from learner.disk_wait import wait_for_space
 from learner.engine import checkpoint
@@ -73,24 +72,11 @@ class RankZero:
     async def save(
         self, version: int, *, cursor: str | None, totals: Mapping[str, int], weights_checksum: str
     ) -> Awaitable[str]:
-        config = self.rank.config
         calls = [follower.capture.remote() for follower in self.followers]
         await self._together(self.call(self.rank.capture), calls)
+        state = self.rank.state_at(version)
         return self._write(
-            checkpoint.State(
-                version=version,
-                saved_at=clock.now(),
-                optimizer_steps=self.rank.engine.steps_taken,
-                ranks=config.ranks,
-                zero_stage=config.zero_stage,
-                dtype=config.dtype,
-                cursor=cursor,
-                objective_state=dict(self.rank.updater.objective.state),
-                totals=dict(totals),
-                weights_checksum=weights_checksum,
-                wire_dtype=self.rank.spec.weight_sync.wire_dtype,
-                adapter_alone=self.rank.published_adapter is not None,
-            )
+            replace(state, cursor=cursor, totals=dict(totals), weights_checksum=weights_checksum)
         )
 
     async def _write(self, state: checkpoint.State) -> str:

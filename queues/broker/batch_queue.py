@@ -137,5 +137,6 @@ def broker_statistics(state: BrokerState, statistics: Mapping[str, Any]) -> dict
     if state.bounds.on_overdue != "wait":
         added["groups_overdue"] = state.late + state.groups.dropped(OVERDUE)
     if state.controller is not None:
-        added |= state.controller.after(statistics)
+        added |= state.use_of_window
+        added |= state.controller.after({**statistics, **added})
     return added

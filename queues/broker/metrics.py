@@ -28,6 +28,9 @@ class BrokerMetrics(Collector):
         yield Gauge("headway_window_groups", "Largest number of live train groups.", status.window)
         text = "Versions after its start until which a new group is due."
         yield Gauge("headway_staleness_window", text, status.staleness_window)
+        text = "Moves of that number since the broker began, by reason."
+        moves = Counter("headway_staleness_window_moves", text, labels=["reason"])
+        yield labelled(moves, status.window_moves)
         text = "Live groups whose deadline has passed."
         yield Gauge("headway_overdue_groups", text, status.overdue)
         text = "1 while the broker waits for its disk or its backup."

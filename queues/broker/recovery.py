@@ -158,7 +158,7 @@ def _read_groups(ledger: Ledger, state: BrokerState) -> None:
         if group.state is State.READY:
             # The stamp is of an earlier session, whose clock may have been ahead.
             group.ready_at = min(now, row["accepted_at"] + to_monotonic)
-            group.due = row["deadline_version"]
+            group.due, group.ready_version = row["deadline_version"], state.version
             state.add_result(group)
         elif group.state is State.LEASED:
             group.due = row["deadline_version"]

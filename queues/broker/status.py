@@ -29,6 +29,7 @@ class BrokerStatus:
     """Largest number of groups that may be live."""
     staleness_window: int
     """New groups are due so many versions after their start."""
+    window_moves: Mapping[str, int]
     overdue: int
     """Live groups whose deadline has passed."""
     engines: Mapping[str, int]
@@ -64,6 +65,7 @@ def status_of(state: BrokerState, after: int, *, paused: str | None) -> BrokerSt
         live=state.groups.live,
         window=state.lease_bounds.window(state.version),
         staleness_window=state.staleness,
+        window_moves=dict(state.window_moves),
         overdue=state.groups.overdue,
         engines=dict(state.engines),
         ended={

@@ -106,6 +106,12 @@ class Bounds:
                     " learner would wait for ever"
                 )
 
+    @property
+    def most_live_binds(self) -> bool:
+        """True if fewer groups may be live than η alone allows."""
+        places = (self.max_staleness + 1) * self.groups_per_batch
+        return self.most_live is not None and self.most_live < places
+
     def within(self, staleness: int) -> Self:
         """Return the same bounds with a smaller window of staleness: w instead of η."""
         return replace(self, max_staleness=min(staleness, self.max_staleness))

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from queues.config import QueuesConfig, RunSpec
 from queues.errors import ProtocolError, QueueClosed
 from queues.policy.admission import Bounds, Choice, choose_batch, fits, leases_allowed
+from queues.policy.auto_staleness import AutoStaleness, use_of_deadlines
 from queues.policy.curriculum import Curriculum
 from queues.policy.dynamic_sampling import TieFilter, Verdict
 from queues.policy.prompt_retirement import Retirement
@@ -33,8 +34,13 @@ class BrokerState:
     config: QueuesConfig
     spec: RunSpec
     bounds: Bounds = field(init=False)
-    controller: StalenessController | None = field(init=False, default=None)
+    controller: StalenessController | AutoStaleness | None = field(init=False, default=None)
     """Chooses the window of staleness; None keeps it at its widest."""
+    window_moves: Counter[str] = field(default_factory=Counter)
+    """Moves of the window since the broker began, by the first word of their reason."""
+    use_of_window: dict[str, float] = field(default_factory=dict)
+    """Figures of the batch that is to be acknowledged next, which an `AutoStaleness` reads; those
+    of a batch that is taken when the broker ends are lost."""
     tie_filter: TieFilter = field(init=False)
     retirement: Retirement = field(init=False)
     curriculum: Curriculum | None = field(init=False, default=None)
@@ -78,10 +84,7 @@ class BrokerState:
         config, spec = self.config, self.spec
         self.bounds = config.bounds(spec)
         self.prompts = PromptQueue(self.evaluations)
-        if config.ess_target is not None:
-            self.controller = StalenessController(
-                target=config.ess_target, most=config.max_staleness, batches=config.ess_batches
-            )
+        self.controller = config.controller()
         most_filtered = config.max_filtered_batches * spec.groups_per_batch
         self.tie_filter = TieFilter(limit=most_filtered if config.filter_tied else None)
         self.retirement = Retirement(cap=spec.pass_rate_cap, threshold=spec.pass_threshold)
@@ -187,7 +190,7 @@ class BrokerState:
         if verdict is Verdict.DROPPED:
             self.groups.move(group, State.DROPPED, reason=reasons.FILTERED)
             return Acceptance(State.DROPPED, retires=retires, passes=passes)
-        group.ready_at = now
+        group.ready_at, group.ready_version = now, self.version
         self.groups.move(group, State.READY, due=group.due)
         self.add_result(group)
         let_through = verdict is Verdict.LET_THROUGH
@@ -253,6 +256,12 @@ class BrokerState:
         count = self.choose_batch().count
         if not count:
             return None
+        if isinstance(self.controller, AutoStaleness):
+            ready = [(x.due or 0, x.ready_version, x.ready_at) for x in self.results]
+            size = self.bounds.groups_per_batch
+            self.use_of_window |= use_of_deadlines(
+                ready, count, version=version, groups_per_batch=size
+            )
         self.taken, self.results = self.results[:count], self.results[count:]
         for group in self.taken:
             self.groups.move(group, State.TAKEN, due=version)
@@ -301,11 +310,15 @@ class BrokerState:
         self.taken = []
         self.version += 1
         self.patience_ends = now + self.config.patience_seconds
+        before = self.staleness
         self.add_batch(record)
+        if self.controller is not None and self.staleness != before:
+            self.window_moves[self.controller.state.reason.split()[0].strip(":")] += 1
 
     def add_batch(self, record: BatchRecord) -> None:
         """Add the newest trained batch; the controller continues from its statistics."""
         self.batches.append(record)
+        self.use_of_window = {}
         if self.controller is not None:
             self.controller.restore(record.statistics)
 
@@ -338,16 +351,21 @@ class BrokerState:
         """Remove from the queue the train groups that an engine of this version may lease."""
         rollouts = rollouts_at_once(self.spec.group_size, self.spec.greedy_baseline)
         wanted = min(capacity // rollouts, len(self.prompts))
-        # Many engines ask in vain while the window is full, so this is decided first.
-        if not wanted or self.groups.live >= self.bounds.window(self.version):
+        if not wanted:
             return []
-        allowed = leases_allowed(
-            self.groups.due,
-            version=self.version,
-            start_version=version,
-            bounds=self.lease_bounds,
-            overdue=self.groups.overdue,
-        )
+        room = self.bounds.window(self.version) - self.groups.live
+        allowed = 0
+        if room > 0:  # many engines ask in vain while the window is full
+            allowed = leases_allowed(
+                self.groups.due,
+                version=self.version,
+                start_version=version,
+                bounds=self.lease_bounds,
+                overdue=self.groups.overdue,
+            )
+        if allowed < wanted:
+            full = allowed >= room and self.bounds.most_live_binds
+            self.use_of_window["window_full" if full else "leases_held"] = 1.0
         return self.prompts.pop_train(min(wanted, allowed))
 
     def _drop_unfitting(self, group: Group, version: int, *, others: int) -> None:

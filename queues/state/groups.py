@@ -93,6 +93,8 @@ class Group:
     """Monotonic seconds of its issue, or of the broker's recovery."""
     ready_at: float = 0.0
     """Monotonic seconds."""
+    ready_version: int = 0
+    """The learner's version then, or when the broker was recovered."""
     saved: int | None = None
     """Oldest version of the tokens that were saved without a result; None without any."""
     noted: int | None = None

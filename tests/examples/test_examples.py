@@ -1,11 +1,14 @@
 """Every example does what its README tells to type, and learns as much as that says."""
 
+import asyncio
+import importlib
 import json
 import os
 import re
 import shutil
 import subprocess
 import sys
+from itertools import islice
 from pathlib import Path
 
 import pytest
@@ -84,6 +87,52 @@ def test_an_example_learns(name, run, sampling, before, after, tmp_path):
     scores = summary_of(play(name, tmp_path), run)[sampling]
     assert scores[0]["score"] <= before
     assert scores[-1]["score"] >= after
+
+
+@pytest.fixture
+def code_table(monkeypatch):
+    """Return the module of the study's task."""
+    monkeypatch.syspath_prepend(EXAMPLES / "staleness")
+    yield importlib.import_module("code_table")
+    del sys.modules["code_table"]
+
+
+def test_demonstrations_of_the_study_do_not_tell_the_code(code_table):
+    """The right digit is shown as often as three others, and no held-out text is shown."""
+    source = code_table.CodeTable(options={}, seed=0, heldout_size=100)
+    right, letters, texts = 0, 0, {prompt.text for prompt in source.next(1000)}
+    for prompt, completion in islice(source.demonstrations(), 1000):
+        assert completion[::2] == prompt[:-1]
+        shown = zip(completion[::2], completion[1::2], strict=True)
+        right += sum(code_table.CANDIDATES[letter][0] == digit for letter, digit in shown)
+        letters += len(prompt) - 1
+        texts.add(prompt)
+    assert 0.23 < right / letters < 0.27
+    heldout = code_table.CodeTable(options={}, seed=0, split="heldout", heldout_size=100)
+    assert not {prompt.text for prompt in heldout.next(100)} & texts
+
+
+def test_answers_of_the_study_have_a_long_tail(code_table):
+    lengths = sorted(len(code_table.problem_at("heldout", n).answer) for n in range(1000))
+    assert lengths[950] >= 3 * lengths[500]
+
+
+@pytest.mark.parametrize(
+    ("completion", "reason", "reward"),
+    [
+        ("a1b2", "stop", 1.0),
+        ("a1b3", "stop", 0.5),
+        ("b2a1", "stop", 0.0),
+        ("a1", "stop", 0.5),
+        ("a1b2c3d4", "stop", 0.5),
+        ("a1b2", "length", 0.0),
+    ],
+)
+def test_the_reward_of_the_study_is_the_share_of_right_letters(
+    code_table, completion, reason, reward
+):
+    metadata = {"headway:finish_reason": reason}
+    assert asyncio.run(code_table.share("ab=", completion, "a1b2", metadata)) == reward
 
 
 @pytest.mark.parametrize("example", [pytest.param("staleness", marks=slow)])

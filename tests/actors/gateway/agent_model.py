@@ -39,6 +39,15 @@ def agent_tokenizer() -> PreTrainedTokenizerFast:
     )
 
 
+def agent_config(tokenizer) -> Qwen3Config:
+    return Qwen3Config(
+        vocab_size=len(tokenizer), hidden_size=64, intermediate_size=128, num_hidden_layers=2,
+        num_attention_heads=2, num_key_value_heads=1, head_dim=32, initializer_range=0.06,
+        max_position_embeddings=LENGTH, tie_word_embeddings=True, pad_token_id=0, eos_token_id=3,
+        bos_token_id=1, architectures=["Qwen3ForCausalLM"],
+    )  # fmt: skip
+
+
 def agent_model(folder) -> Qwen3ForCausalLM:
     """Write tokenizer and model to a folder; return the model."""
     import torch
@@ -46,12 +55,6 @@ def agent_model(folder) -> Qwen3ForCausalLM:
     tokenizer = agent_tokenizer()
     tokenizer.save_pretrained(folder)
     torch.manual_seed(0)
-    config = Qwen3Config(
-        vocab_size=len(tokenizer), hidden_size=64, intermediate_size=128, num_hidden_layers=2,
-        num_attention_heads=2, num_key_value_heads=1, head_dim=32, initializer_range=0.06,
-        max_position_embeddings=LENGTH, tie_word_embeddings=True, pad_token_id=0, eos_token_id=3,
-        bos_token_id=1,
-    )  # fmt: skip
-    model = Qwen3ForCausalLM(config).eval()
+    model = Qwen3ForCausalLM(agent_config(tokenizer)).eval()
     model.save_pretrained(folder)
     return model

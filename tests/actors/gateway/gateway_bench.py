@@ -18,14 +18,14 @@ SAMPLING = SamplingParameters(temperature=1.0, max_new_tokens=1)
 class GatewayBench:
     """The gateway on an engine, its sessions, and the turns that these have saved."""
 
-    def __init__(self, engine, config) -> None:
+    def __init__(self, engine, config, template=None) -> None:
         from actors.gateway.vllm_app import serving_app
 
         self.engine = engine
         self.runner = asyncio.Runner()
         make_app = partial(serving_app, engine, config, SAMPLING)
         self.gateway = Gateway(config.gateway, make_app)
-        self.template = ChatTemplate(Renderer(agent_tokenizer()))
+        self.template = template or ChatTemplate(Renderer(agent_tokenizer()))
         self.saved = []
         if engine._engine is None:
             self.run(engine.start(), seconds=120)

@@ -8,7 +8,7 @@ import re
 
 from actors.engines.vllm import VllmEngine
 from tests.actors.fakes import engine_spec
-from tests.actors.gateway.agent_model import agent_model
+from tests.actors.gateway.agent_model import agent_config, agent_model
 
 
 class StandIn:
@@ -32,6 +32,8 @@ class StandIn:
         self.renderer = renderer_from_config(self.vllm_config)
         self.input_processor = InputProcessor(self.vllm_config, self.renderer)
         self.engine_core = self
+        self.ends = {self.renderer.tokenizer.eos_token_id}
+        """Tokens at which answers stop."""
         self.goes_on = asyncio.Event()
         """Cleared: answers stop after their first token."""
         self.reset()
@@ -83,8 +85,10 @@ class StandIn:
         self.salts.append(prompt["cache_salt"])
         self.parameters.append(parameters)
         abort = self._aborted[request_id] = asyncio.Event()
-        said = tokenizer.convert_tokens_to_ids(spelled(self.says(tokenizer.decode(ids))))
-        whole = [*said, tokenizer.eos_token_id][: parameters.max_tokens]
+        said = self.spelled_ids(self.says(tokenizer.decode(ids)))
+        ended = bool(said) and said[-1] in self.ends
+        whole = [*said, *([] if ended else [tokenizer.eos_token_id])]
+        said, whole = whole[:-1], whole[: parameters.max_tokens]
         spans = []
         step = parameters.stream_interval or 1
         cuts = [1, *range(1 + step, len(whole), step), len(whole)] if len(whole) > 1 else [1]
@@ -117,6 +121,13 @@ class StandIn:
             self.aborted.append(request_id)
             raise
 
+    def spelled_ids(self, text):
+        """Return ids of a text: its added tokens, and all else character by character."""
+        tokenizer = self.renderer.tokenizer
+        added = sorted(tokenizer.get_added_vocab(), key=len, reverse=True)
+        parts = re.findall("|".join([*map(re.escape, added), r"[\s\S]"]), text)
+        return [i for part in parts for i in tokenizer.encode(part, add_special_tokens=False)]
+
     def _output(self, request_id, prompt_ids, ids, finish, spans):
         from vllm.logprobs import FlatLogprobs, Logprob
         from vllm.outputs import CompletionOutput, RequestOutput, WeightVersionSpan
@@ -127,7 +138,10 @@ class StandIn:
             flat.append({token: Logprob(-0.5, 1, tokenizer.decode([token]))})
         completion = CompletionOutput(
             index=0,
-            text=tokenizer.decode(ids, skip_special_tokens=True),
+            text=tokenizer.decode(
+                ids[:-1] if finish == "stop" else ids,
+                skip_special_tokens=self.parameters[-1].skip_special_tokens,
+            ),
             token_ids=ids,
             cumulative_logprob=None,
             logprobs=flat,
@@ -147,9 +161,13 @@ def spelled(text):
     return re.findall(r"</?tool_call>|[\s\S]", text)
 
 
-def stand_in_engine(folder) -> tuple[VllmEngine, StandIn]:
+def stand_in_engine(folder, tokenizer=None) -> tuple[VllmEngine, StandIn]:
     """Return a started engine that has a stand-in for vLLM, and that."""
-    agent_model(folder)
+    if tokenizer is None:
+        agent_model(folder)
+    else:
+        tokenizer.save_pretrained(folder)
+        agent_config(tokenizer).save_pretrained(folder)
     engine = VllmEngine(engine_spec(folder, version=0), 1024)
     engine._engine = client = StandIn(folder)
     return engine, client

@@ -1,6 +1,7 @@
 """The model APIs of the gateway with unmodified clients, on a stand-in for vLLM's engine."""
 
 import asyncio
+import re
 from contextvars import ContextVar
 
 import httpx
@@ -11,6 +12,7 @@ from actors.errors import EngineDied, RolloutFailed
 from tests.actors.gateway.agents import AGENTS, CALL, chat, openai_client
 from tests.actors.gateway.gateway_bench import check_exact
 from tests.actors.gateway.stand_in import spelled
+from tests.waiting import reached
 
 pytestmark = pytest.mark.vllm
 
@@ -134,13 +136,92 @@ def test_an_answer_that_is_dropped_is_aborted_and_left_out(bench):
     assert (opened.failure, opened.interrupted) == (None, False)
 
 
+PATHS = {
+    "chat/completions": {"messages": [{"role": "user", "content": "add name"}]},
+    "completions": {"prompt": "add name"},
+    "responses": {"input": "add name"},
+    "messages": {"messages": [{"role": "user", "content": "add name"}], "max_tokens": 9},
+}
+
+
+async def dropped(client, reached, path, **body):
+    """Ask, and leave as soon as an event happens."""
+    asking = asyncio.create_task(client.post(path, json=body))
+    await reached.wait()
+    asking.cancel()
+    await asyncio.wait({asking})
+
+
+def text_of(answer):
+    assert answer.status_code == 200, answer.text
+    return "".join(re.findall(r'"(?:content|text|delta)": *"([^"]*)"', answer.text))
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("path", PATHS)
+def test_a_saved_answer_that_was_not_delivered_is_given_to_the_next_identical_request(
+    bench, path, stream
+):
+    texts, begun, durable = iter(["one", "two"]), asyncio.Event(), asyncio.Event()
+    bench.client.says = lambda _: next(texts)
+    body = {"model": "m", **PATHS[path], "stream": stream}
+
+    async def slow(turn):
+        bench.saved.append(turn)
+        begun.set()
+        await durable.wait()
+
+    opened = bench.open(on_turn=slow, turns=2, tokens=9)
+
+    async def play():
+        headers = {"Authorization": f"Bearer {opened.key}"}
+        async with httpx.AsyncClient(base_url=opened.base_url, headers=headers) as client:
+            await dropped(client, begun, path, **body)
+            await reached(lambda: not opened.running)
+            again = asyncio.create_task(client.post(path, json=body))
+            await reached(lambda: opened.running)
+            durable.set()
+            return text_of(await again), text_of(await client.post(path, json=body))
+
+    again, new = bench.run(play())
+    assert "one" in again
+    assert "two" in new  # the first was delivered by then
+    assert (len(bench.client.prompts), opened.session.turns) == (2, 2)
+    assert {turn.number for turn in bench.saved} == {0, 1}
+    tokens = opened.session.tokens()
+    assert (sum(tokens.loss_mask), tokens.left_out) == (8, {})
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("path", PATHS)
+def test_a_request_whose_client_leaves_while_it_is_sampled_is_sampled_anew(bench, path, stream):
+    bench.client.goes_on.clear()
+    opened = bench.open()
+    body = {"model": "m", **PATHS[path], "stream": stream}
+
+    async def play():
+        headers = {"Authorization": f"Bearer {opened.key}"}
+        async with httpx.AsyncClient(base_url=opened.base_url, headers=headers) as client:
+            await dropped(client, bench.client.began, path, **body)
+            again = asyncio.create_task(client.post(path, json=body))
+            await reached(lambda: bench.client.aborted)
+            bench.client.goes_on.set()
+            return text_of(await again)
+
+    assert "hello" in bench.run(play())
+    assert (len(bench.client.prompts), opened.session.turns) == (2, 1)
+    assert opened.session.tokens().left_out == {"undelivered": 1}
+
+
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("agent", AGENTS)
-def test_an_engine_that_dies_ends_the_session(bench, agent, stream):
+def test_an_engine_that_dies_ends_the_session(bench, caplog, agent, stream):
     bench.client.error = EngineDied("the engine is gone")
     opened = bench.open()
-    with pytest.raises(Exception, match=r"stopped: the engine is gone|503"):
+    with pytest.raises(Exception, match=r"stopped; the cause is in the log|503") as caught:
         bench.run(AGENTS[agent](opened, "name", stream=stream))
+    assert "gone" not in str(caught.value)
+    assert "the engine is gone" in caplog.text
     assert isinstance(opened.failure, EngineDied)
     assert opened.stopped.is_set()
     with pytest.raises(openai.APIStatusError) as caught:
@@ -161,6 +242,17 @@ def test_an_answer_that_the_engine_fails_fails_its_rollout_alone(bench, monkeypa
     assert caught.value.status_code == 503
     assert isinstance(opened.failure, RolloutFailed)
     assert (opened.session.turns, bench.saved) == (0, [])
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("agent", AGENTS)
+def test_an_error_inside_is_not_shown_to_the_agent(bench, caplog, agent, stream):
+    bench.client.error = RuntimeError("list index 7 of worker /opt/x.py")
+    opened = bench.open()
+    with pytest.raises(Exception, match=r"cause is in the log|500|503") as caught:
+        bench.run(AGENTS[agent](opened, "name", stream=stream))
+    assert "index" not in str(caught.value)
+    assert "list index 7 of worker /opt/x.py" in caplog.text
 
 
 def test_an_agent_that_compresses_a_history_too_long_for_the_context_is_not_cut_off(bench):

@@ -9,6 +9,7 @@ import pytest
 from actors.gateway import http_server
 from tests.actors.gateway.agents import AGENTS, chat
 from tests.actors.gateway.gateway_bench import check_exact
+from tests.waiting import reached
 
 pytestmark = pytest.mark.vllm
 
@@ -312,6 +313,95 @@ def test_requests_beside_each_other_keep_to_the_turns(bench):
     done = bench.run(crowd())
     assert sum(answer == [("hello", [])] for answer in done) == 3
     assert opened.session.turns == 3
+
+
+def test_a_session_has_so_many_requests_at_once_and_the_others_are_told_so(bench):
+    opened = bench.open(turns=20, tokens=400)
+    bench.client.goes_on.clear()
+    headers = {"x-api-key": opened.key}
+
+    async def crowd():
+        limits = httpx.Limits(max_connections=None)
+        async with httpx.AsyncClient(
+            base_url=opened.address, headers=headers, limits=limits, timeout=60
+        ) as client:
+            asked = [
+                asyncio.create_task(client.post("/v1/messages", json=PATHS["/v1/messages"]))
+                for _ in range(300)
+            ]
+            while sum(one.done() for one in asked) < 280:
+                await asyncio.wait({one for one in asked if not one.done()}, timeout=0.1)
+            bench.client.goes_on.set()
+            return await asyncio.gather(*asked)
+
+    answers = bench.run(crowd())
+    refused = [answer for answer in answers if answer.status_code != 200]
+    assert (len(answers) - len(refused), opened.session.turns) == (20, 20)
+    for answer in refused:
+        check_error(answer, 429, "/v1/messages", says="20 requests")
+    assert not opened.running
+    assert bench.run(chat(bench.open(), "add name")) == [("hello", [])]
+
+
+def test_many_requests_at_once_have_short_bodies(bench, monkeypatch):
+    monkeypatch.setattr(http_server, "BODY_BYTES", 1000)
+    opened = bench.open()
+    bench.client.goes_on.clear()
+    body = {**CHAT, "user": "x" * 700}
+    headers = {"Authorization": f"Bearer {opened.key}"}
+
+    async def crowd():
+        async with httpx.AsyncClient(base_url=opened.base_url, headers=headers) as client:
+            asked = []
+            for _ in range(8):
+                asked.append(asyncio.create_task(client.post("chat/completions", json=body)))
+                await reached(lambda: len(opened.running) == len(asked) or asked[-1].done())
+            refused = [one.result() for one in asked[5:] if await asyncio.wait({one})]
+            bench.client.goes_on.set()
+            return refused, [await one for one in asked[:5]]
+
+    refused, served = bench.run(crowd())
+    for answer in refused:
+        check_error(answer, 413, "/v1/chat/completions", says="beside other requests")
+    assert [answer.status_code for answer in served] == [200] * 5
+
+
+@pytest.mark.parametrize(
+    ("most", "statuses", "sampled"),
+    [
+        (4, [200, 200, 200, 429], 10),  # 4, 4 and 2
+        (None, [200, 429, 429, 429], 10),  # the first takes all
+        (30, [200, 429, 429, 429], 10),
+    ],
+)
+def test_requests_beside_each_other_keep_to_the_tokens(bench, most, statuses, sampled):
+    bench.client.says = lambda prompt: "x" * 50
+    opened = bench.open(tokens=10)
+    body = {**CHAT, "max_tokens": most}
+
+    async def crowd():
+        async with httpx.AsyncClient(base_url=opened.base_url, timeout=60) as client:
+            headers = {"Authorization": f"Bearer {opened.key}"}
+            asked = [client.post("chat/completions", json=body, headers=headers) for _ in range(4)]
+            return await asyncio.gather(*asked)
+
+    answers = bench.run(crowd())
+    assert sorted(answer.status_code for answer in answers) == statuses
+    assert opened.session.sampled == sampled
+    for answer in answers:
+        if answer.status_code == 429:
+            check_error(answer, 429, "/v1/chat/completions", says="sampled its 10 tokens")
+
+
+def test_a_request_waits_for_the_tokens_that_another_has_reserved_and_may_leave(bench):
+    opened = bench.open(tokens=20)
+
+    async def crowd():
+        return await asyncio.gather(*(chat(opened, f"name {n}") for n in range(3)))
+
+    assert bench.run(crowd()) == [[("hello", [])]] * 3
+    assert opened.session.sampled == 18
+    assert [asked.max_tokens for asked in bench.client.parameters] == [20, 14, 8]
 
 
 def test_a_deadline_breaks_off_what_runs(bench):

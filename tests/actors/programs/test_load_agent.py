@@ -98,3 +98,27 @@ def test_an_agent_that_cannot_be_used_is_refused_with_the_key_that_names_it(name
 def test_a_taskset_that_cannot_be_listed_says_why(options, message):
     with pytest.raises(InputError, match=f"prompts.source = 'verifiers:x': .*{message}"):
         load_source("verifiers:x", options=options, seed=0)
+
+
+def test_a_taskset_in_the_sandbox_is_refused():
+    with pytest.raises(InputError, match="verifiers do not run in the sandbox"):
+        load("verifiers:x", python=sys.executable, sandbox=True)
+
+
+def test_programs_find_the_folder_of_the_recipe_though_they_begin_elsewhere(monkeypatch, tmp_path):
+    monkeypatch.delenv("HEADWAY_CODE_DIR", raising=False)
+    monkeypatch.chdir(tmp_path)
+    command = "program:sh -c 'printf %s $HEADWAY_CODE_DIR > $HEADWAY_RESULT'"
+    task = AgentTask(
+        prompt_id="p", prompt="", messages=[], answer=None, metadata={},
+        base_url="http://127.0.0.1:9/v1", api_key="a-key-that-nobody-knows",
+    )  # fmt: skip
+    agent = load(command)
+
+    async def play_once():
+        try:
+            return await agent.play(task)
+        finally:
+            await agent.close()
+
+    assert asyncio.run(play_once()) == AgentResult(completion=str(tmp_path))

@@ -292,7 +292,6 @@ def test_a_script_is_found_beside_the_recipe_and_its_arguments_stay(tmp_path, mo
             "options.preload: .* cannot load them: ModuleNotFoundError: No module named 'no_such",
         ),
         ("program:sh x", {"memory": 1}, "environment_options has no option memory; .*memory_gib"),
-        ("program:sh x", {"sandbox": True}, "sandbox = True: .*has no network"),
     ],
 )
 def test_a_program_that_cannot_run_is_refused_before_anything_starts(name, options, message):

@@ -1,14 +1,20 @@
 """Agents that are programs with unmodified clients, at the gateway of a real serving app.
 
-The engine's client is a stand-in, whose answers a test writes. The agents of frameworks and the
-taskset of verifiers need environments of their own: `make test-agents`.
+The engine's client is a stand-in, whose answers a test writes. The agents of frameworks, the
+taskset of verifiers and the environment of OpenEnv need libraries of their own: `make test-agents`.
 """
 
 import asyncio
+import os
+import re
+import socket
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from sandboxes import needs_sandbox
 
 from actors.assembly import build_agents
 from actors.config import ActorsConfig
@@ -20,12 +26,14 @@ from actors.sources.load_source import load_source
 from queues.records import FinishReason
 from tests.actors.fakes import POOL, lease
 from tests.actors.gateway.agent_model import LENGTH
+from tests.waiting import until
 
 pytestmark = pytest.mark.vllm
 HERE, ROOT = Path(__file__).parent, Path(__file__).parents[3]
 EXAMPLE = ROOT / "examples" / "agent"
 VERIFIERS = ROOT / ".verifiers" / "bin" / "python"
 FRAMEWORK = ROOT / ".agents" / "bin" / "python"
+OPENENV = ROOT / ".openenv" / "bin" / "python"
 
 
 @pytest.fixture(scope="module")
@@ -87,6 +95,21 @@ def test_the_example_asks_its_tool_and_is_scored(stand_in, monkeypatch, preload)
     assert tokenizer.decode(sampled) == "[12*34]<|im_end|>=408<|im_end|>"
 
 
+@needs_sandbox
+@pytest.mark.parametrize("preload", [[], ["openai.resources.chat"]])
+def test_an_unmodified_client_in_the_sandbox_asks_by_a_stream_and_without(
+    stand_in, monkeypatch, preload
+):
+    monkeypatch.setenv("HEADWAY_CODE_DIR", str(HERE))
+    [rollout] = play(
+        stand_in, lambda prompt: "hello there", [lease(text="hello?", answer="7")],
+        "program:python both_ways.py", options={"sandbox": True, "preload": preload},
+        reward=(),
+    )  # fmt: skip
+    assert rollout.turns == 2
+    assert rollout.reward_parts == {"environment/whole": 1.0, "environment/streamed": 1.0}
+
+
 def test_an_agent_that_never_ends_is_cut_off_at_its_turns(stand_in, monkeypatch):
     monkeypatch.setenv("HEADWAY_CODE_DIR", str(HERE))
     [rollout] = play(
@@ -115,7 +138,7 @@ def test_an_agent_of_a_framework_calls_its_tool(stand_in, monkeypatch, preload):
 @pytest.mark.slow
 @pytest.mark.skipif(not VERIFIERS.exists(), reason="verifiers is not installed")
 def test_a_taskset_of_verifiers_brings_tasks_harness_and_rewards(stand_in, monkeypatch):
-    monkeypatch.setenv("HEADWAY_CODE_DIR", str(HERE))
+    monkeypatch.chdir(HERE)
     python = str(VERIFIERS)
     select = {"include": {"idx": ["1:4"]}}
     prompts = load_source(
@@ -150,6 +173,23 @@ def test_a_taskset_of_verifiers_brings_tasks_harness_and_rewards(stand_in, monke
 
 @pytest.mark.slow
 @pytest.mark.skipif(not VERIFIERS.exists(), reason="verifiers is not installed")
+def test_a_harness_of_the_library_plays_a_taskset(stand_in, monkeypatch):
+    """It is a program that the library starts with `uv`, and streams."""
+    monkeypatch.setenv("HEADWAY_CODE_DIR", str(HERE))
+    monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}:{os.environ['PATH']}")
+    config = {"agent": {"harness": {"id": "null"}}}
+    [rollout] = play(
+        stand_in, lambda prompt: "=2",
+        [lease(metadata={"verifiers": {"prompt": "1+1=", "answer": "2"}})],
+        "verifiers:tiny-taskset", reward=(),
+        options={"python": str(VERIFIERS), "config": config},
+    )  # fmt: skip
+    assert rollout.reward_parts == {"environment/right": 2.0, "environment/asked": 0.0}
+    assert (rollout.turns, list(rollout.segments), dict(rollout.left_out)) == (1, [], {})
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not VERIFIERS.exists(), reason="verifiers is not installed")
 def test_an_error_of_the_library_fails_the_rollout(stand_in, monkeypatch):
     monkeypatch.setenv("HEADWAY_CODE_DIR", str(HERE))
     with pytest.raises(EnvironmentFailed, match=r"exit code 1; (.|\n)*RuntimeError: .*ValueError"):
@@ -158,3 +198,47 @@ def test_an_error_of_the_library_fails_the_rollout(stand_in, monkeypatch):
             [lease(metadata={"verifiers": {"prompt": "1+1=", "answer": "2"}})],
             "verifiers:tiny-taskset", reward=(), options={"python": str(VERIFIERS)},
         )  # fmt: skip
+
+
+@pytest.fixture
+def echo_address(tmp_path):
+    """Serve the environment that `openenv init` writes, which echoes, and return its address."""
+    init = [OPENENV.with_name("openenv"), "init", "echo_env"]
+    subprocess.run(init, cwd=tmp_path, check=True, capture_output=True)
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    options = ["--host", "127.0.0.1", "--port", str(port)]
+    log = tmp_path / "log"
+    with log.open("wb") as output:
+        server = subprocess.Popen(
+            [OPENENV, "-m", "echo_env.server.app", *options],
+            cwd=tmp_path, stdout=output, stderr=subprocess.STDOUT,
+        )  # fmt: skip
+    try:
+        until(lambda: "Uvicorn running" in log.read_text(), 120, process=server)
+        yield f"http://127.0.0.1:{port}"
+    finally:
+        server.kill()
+        server.wait()
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not OPENENV.exists(), reason="openenv is not installed")
+def test_an_environment_of_openenv_is_stepped_by_its_client_and_gives_the_reward(
+    stand_in, monkeypatch, echo_address
+):
+    monkeypatch.setenv("HEADWAY_CODE_DIR", str(EXAMPLE))
+
+    def says(prompt):
+        *_, length = re.findall(r'"message_length": (\d+)', prompt)
+        return "a" * (2 * int(length) + 2)
+
+    [rollout] = play(
+        stand_in, says, [lease(text="Say more each time.", metadata={"seed": 1})],
+        f"program:python openenv_agent.py {echo_address} message", reward=(),
+        options={"python": str(OPENENV), "preload": ["openai.resources.chat", "openenv.core"]},
+    )  # fmt: skip
+    # It rewards each step by a tenth of the letters, at most 1: 2, 6, 14 and 30.
+    assert rollout.reward == pytest.approx(0.2 + 0.6 + 1.0 + 1.0)
+    assert (rollout.turns, list(rollout.segments), dict(rollout.left_out)) == (4, [], {})
+    assert sum(rollout.loss_mask) == 2 + 6 + 14 + 30 + 4  # with the end of each message

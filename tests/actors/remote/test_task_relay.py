@@ -15,7 +15,7 @@ from actors.errors import EnvironmentFailed, Excused, ServiceAway
 from actors.gateway.http_server import HttpServer
 from actors.programs.agent import AgentGone, AgentResult, AgentTask
 from actors.remote import relay as task_relay
-from actors.remote import remote_agent
+from actors.remote import remote_agent, task_board
 from actors.remote.relay import TaskRelay
 from actors.remote.remote_agent import RemoteAgent, RemoteOptions, load_remote
 from actors.remote.task_board import TaskBoard
@@ -178,6 +178,44 @@ def test_an_agent_goes_on_with_the_actor_that_holds_the_rollout_next(status):
     asyncio.run(go())
 
 
+def test_an_agent_does_not_wait_for_a_gateway_that_is_frozen(monkeypatch):
+    monkeypatch.setattr(task_board, "FROZEN_SECONDS", 0.3)
+
+    async def go():
+        old, new = FakeGateway("old"), FakeGateway("new")
+        old.hold.clear()
+        async with relay() as at, serving(old) as frozen, serving(new) as address:
+            offered = asyncio.create_task(at.offer(frozen, key="a"))
+            asked = asyncio.create_task(said(await at.fetch()))
+            await asyncio.wait_for(old.cancelled.wait(), 10)
+            moved = asyncio.create_task(at.offer(address, key="b", turns=1))
+            assert await asked == "new 1"
+            offered.cancel()
+            moved.cancel()
+
+    asyncio.run(go())
+
+
+def test_an_answer_that_stops_in_its_middle_is_broken_off_once_its_actor_is_silent(monkeypatch):
+    monkeypatch.setattr(task_board, "FROZEN_SECONDS", 0.3)
+
+    async def half(scope, receive, send):
+        headers = [(b"content-type", b"text/event-stream")]
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        await send({"type": "http.response.body", "body": b"data: {}", "more_body": True})
+        while (await receive())["type"] != "http.disconnect":
+            pass
+
+    async def go():
+        async with relay() as at, serving(half) as frozen:
+            offered = asyncio.create_task(at.offer(frozen))
+            with pytest.raises((openai.APIConnectionError, httpx.RemoteProtocolError)):
+                await said(await at.fetch(), stream=True)
+            offered.cancel()
+
+    asyncio.run(go())
+
+
 def test_a_silent_agent_loses_its_task_once_its_actor_has_opened_another_session(monkeypatch):
     monkeypatch.setattr(task_relay, "POLL_SECONDS", 0.2)
     times = [0.0]
@@ -276,6 +314,9 @@ def test_a_client_that_leaves_ends_its_request_at_the_gateway():
         ("/result", "TASK", {"score": 1}, 400, "score: .*; its fields: reward, text, error"),
         ("/result", "TASK", {"reward": 1, "text": "x"}, 400, "one of reward, text and error"),
         ("/v1/chat/completions", "TASK", {}, 503, "no actor"),
+        ("/result", "TASK", b"{", 400, "the body: Invalid JSON"),
+        ("/result", "TASK", b"\xff", 400, "the body: Invalid JSON"),
+        ("/result", "TASK", b"[" * 9999, 400, "the body: Invalid JSON"),
         ("/v1/files", "TASK", {}, 404, "/result, /v1/chat/completions"),
         ("/v1/messages", "", {}, 401, "no task"),
     ],
@@ -285,7 +326,7 @@ def test_what_is_wrong_is_answered_by_a_clear_error(path, key, content, status, 
         async with relay(waiting_seconds=0.1) as at:
             offered = asyncio.create_task(at.offer("http://127.0.0.1:1"))
             fetched = await at.fetch()
-            sent = json.dumps(content)  # with NaN
+            sent = content if isinstance(content, bytes) else json.dumps(content)  # with NaN
             headers = {"x-api-key": fetched["key"] if key == "TASK" else key}
             answer = await at.client.post(path, content=sent, headers=headers, timeout=20)
             offered.cancel()
@@ -386,6 +427,33 @@ def test_a_relay_that_is_away_is_waited_for_and_one_with_another_secret_refused(
             await outcome(at, None)
 
     asyncio.run(go())
+
+
+@pytest.mark.parametrize("body", [b"<html>", b"[1]", b"{}", b"\xff", b"[" * 9999])
+def test_an_answer_of_another_server_than_the_relay_is_an_outage_of_it(body):
+    async def other(scope, receive, send):
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": body})
+
+    async def go():
+        async with serving(other) as address:
+            with pytest.raises(ServiceAway, match=r"the relay at http.*must be"):
+                await outcome(SimpleNamespace(address=address), None)
+
+    asyncio.run(go())
+
+
+def test_a_host_that_is_no_text_is_given_back_to_the_agent_all_the_same():
+    async def go():
+        async with relay() as at:
+            offered = asyncio.create_task(at.offer("http://127.0.0.1:1"))
+            await reached(lambda: at.board._tasks)
+            headers = {"Authorization": f"Bearer {KEYS.of_agents}", "x-forwarded-proto": b"\xff"}
+            answer = await at.client.post("/tasks", headers=headers)
+            offered.cancel()
+            return answer.status_code
+
+    assert asyncio.run(go()) == 200
 
 
 def test_an_actor_that_has_lost_a_rollout_does_not_take_it_back():

@@ -9,7 +9,7 @@ from headway.errors import InputError
 
 
 def test_nothing_runs_where_a_wall_is_missing(change_launcher):
-    change_launcher("linux.unshare(NAMESPACES)", "linux.absent(NAMESPACES)")
+    change_launcher("linux.unshare()", "linux.absent()")
     with pytest.raises(InputError, match="no program is run") as caught:
         Sandbox(seconds=30).run("print('ran')")
     assert caught.value.exit_code == 2

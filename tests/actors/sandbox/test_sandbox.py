@@ -175,7 +175,7 @@ def test_init_outlives_every_signal_of_the_program(number):
     [
         ("        code = linux.wait_as_init(child)", "        os.wait()\n        os._exit(7)"),
         ("        build_root(config)", "        os._exit(7)"),
-        ("        linux.unshare(NAMESPACES)", "        os.kill(os.getpid(), 9)"),
+        ("        linux.unshare()", "        os.kill(os.getpid(), 9)"),
     ],
     ids=["init", "init, before the program", "launcher"],
 )
@@ -318,8 +318,8 @@ def test_it_holds_without_root_where_user_namespaces_may_be_made(tmp_path):
     ("step", "slow"),
     [
         (
-            "        linux.unshare(NAMESPACES)",
-            "        time.sleep(3)\n        linux.unshare(NAMESPACES)",
+            "        linux.unshare()",
+            "        time.sleep(3)\n        linux.unshare()",
         ),
         ("        os.waitpid(child, 0)", "        os.waitpid(child, 0)\n        time.sleep(3)"),
     ],
@@ -333,7 +333,7 @@ def test_a_slow_sandbox_takes_no_time_of_the_program(change_launcher, step, slow
 
 
 def test_a_program_that_was_not_started_in_time_is_an_error_and_not_a_timeout(change_launcher):
-    change_launcher("        linux.unshare(NAMESPACES)", "        time.sleep(600)")
+    change_launcher("        linux.unshare()", "        time.sleep(600)")
     with pytest.raises(ServiceAway, match=r"did not start a program within 0\.5 s"):
         Sandbox(seconds=600, start_seconds=0.5).run("print('done')")
 

@@ -3,9 +3,9 @@
 import pytest
 
 from benchmarks.harness.checkpoint_scores import learning
-from benchmarks.loop.async_gain import conclude
+from benchmarks.loop.async_gain import ALL_CORES, conclude, draw
 from benchmarks.loop.comparison_report import group, medians_table
-from benchmarks.loop.run_figures import off_policyness, training
+from benchmarks.loop.run_figures import mean_count, off_policyness, training
 from deploy.report.summary import WARM_UP
 
 BATCHES = WARM_UP + 4
@@ -53,9 +53,23 @@ def test_lags_and_kl_are_means_over_tokens():
     stale = row(lag_histogram={"1": 9, "3": 1}, ess=0.5, kl=0.02)
     unknown = row(lag_histogram={}, ess=0.75, kl=None)
     assert off_policyness([row(), stale, unknown]) == {
-        "lag_mean": 12 / 20, "lag_max": 3, "ess": 0.75, "kl": 0.01,
+        "lag_mean": 12 / 20, "lag_max": 3, "lags": {"0": 0.5, "1": 0.45, "3": 0.05}, "ess": 0.75,
+        "kl": 0.01, "cut": None,
     }  # fmt: skip
     assert off_policyness([row(kl=None)])["kl"] is None
+
+
+def test_the_share_that_is_cut_is_the_largest_of_a_loss_and_its_correction():
+    batches = [
+        row(fractions={"capped": 0.1, "masked": share, "not_finite": 1.0, "rejected": None})
+        for share in (0.0, 0.4)
+    ]
+    assert off_policyness(batches)["cut"] == pytest.approx(0.2)
+
+
+def test_a_mean_count_is_over_the_time_between_two_moments():
+    assert mean_count([(0.0, 4.0), (9.0, 12.0), (5.0, None), (None, 7.0)], 2.0, 10.0) == 8 / 8
+    assert mean_count([(0.0, 1.0), (11.0, 12.0)], 2.0, 10.0) == 0.0
 
 
 @pytest.mark.parametrize(
@@ -72,6 +86,7 @@ def test_a_version_is_scored_at_the_end_of_its_step_and_a_target_reached_in_betw
     rows = {v: {"score": score, "scored": 8, "failed": 0} for v, score in scores.items()}
     result = learning(batches, rows, target)
     assert result["curve"] == [(2, 0.5), (4, 0.7), (5, 0.6)]
+    assert (result["versions"], result["scored"]) == ([2, 4, 5], [8, 8, 8])
     assert (result["score"], result["seconds"]) == (0.6, 5)
     assert result["seconds_to_target"] == (seconds and pytest.approx(seconds))
 
@@ -99,14 +114,24 @@ def test_medians_are_taken_over_rounds_and_ratios_within_a_round():
     assert medians["limits"] == {"actors": 10.0, "learner": 8.0, "samples_per_second": 8.0}
 
 
+def test_the_picture_of_what_asynchrony_gains_stands_beside_its_limits(tmp_path):
+    arms = [arm for number in range(3) for arm in arms_of_round(number, 4.0 + number)]
+    limit = {"samples_per_second": 8.0, "actors": {"samples_per_second": 10.0}}
+    limit["learner"] = {"samples_per_second": 8.0}
+    record = {"arms": [*arms, {**arms[0], "kind": ALL_CORES}], "limits": [limit]}
+    draw(record | conclude(record), tmp_path)
+    assert (tmp_path / "async_gain.png").stat().st_size > 1000
+    assert "split devices" in (tmp_path / "async_gain.svg").read_text()
+
+
 def test_a_row_of_fewer_seeds_names_their_number_and_a_missing_figure_is_a_dash():
     runs = [
         {"kind": "bound", "name": name, "seed": seed, "score": score}
         for name, seed, score in (("8", 0, 0.5), ("0", 0, 0.25), ("0", 1, None))
     ]
     columns = {"score": ("score", "{:.2f}")}
-    text = medians_table("η", group(runs, "bound"), columns, seeds=2, beside={"lag": {"8": 7.0}})
+    text = medians_table("η", group(runs, "bound"), columns, seeds=2)
     assert [line.split() for line in text.splitlines()[1:]] == [
-        ["0", "–", "–"],
-        ["8", "(1", "seed(s))", "0.50", "7.00"],
+        ["8", "(1", "seed(s))", "0.50"],
+        ["0", "–"],
     ]

@@ -1,105 +1,33 @@
 """`headway bench staleness` and `versus-trl`: their figures, and the first from end to end."""
 
 import json
+import os
+import shutil
+import signal
+import time
 from pathlib import Path
-from statistics import fmean
 
 import pytest
 
 from benchmarks.harness.checkpoint_scores import INITIAL, SCORES
+from benchmarks.harness.checkpoint_scores import RECIPE as SCORED_RECIPE
 from benchmarks.harness.comparison import measure_scored, scored_figures
-from benchmarks.harness.record import RESULTS
+from benchmarks.harness.record import code_checksum
 from benchmarks.harness.training_runs import Arm
-from benchmarks.loop import comparison_report, versus_trl
-from benchmarks.loop.comparison_report import interval, t_quantile
-from benchmarks.loop.staleness import StalenessOptions, plan, read_arm
+from benchmarks.loop import versus_trl
+from benchmarks.loop.first_picture import fitted_steps
+from benchmarks.loop.staleness import StalenessOptions, measure, own_correction, plan, read_arm
+from benchmarks.loop.staleness_conclusions import conclude
 from deploy.config.loader import load_recipe
 from deploy.errors import RunFailed
+from deploy.storage.jsonl import append_rows
 from headway.errors import InputError
+from tests.benchmarks.loop.study_record import run as made_run
 from tests.benchmarks.loop.test_figures import row
 from tests.deploy.conftest import RECIPE
 from tests.deploy.leased import train_early
 from tests.deploy.trained import create
-
-
-@pytest.mark.parametrize(
-    ("probability", "freedom", "table"),
-    [(0.975, 1, 12.706), (0.975, 4, 2.776), (0.95, 9, 1.833), (0.975, 120, 1.980)],
-)
-def test_quantiles_of_students_distribution_are_those_of_the_tables(probability, freedom, table):
-    assert t_quantile(probability, freedom) == pytest.approx(table, abs=6e-4)
-
-
-def test_the_interval_of_five_seeds_is_students():
-    low, high = interval([-0.02, -0.01, 0.0, 0.01, 0.02])
-    assert high == -low == pytest.approx(2.7764 * 0.0158114 / 5**0.5, rel=1e-4)
-    assert interval([0.5]) is None
-
-
-def test_ratios_and_differences_are_taken_within_a_seed():
-    arms = [
-        {"kind": kind, "name": name, "seed": seed, "samples_per_second": speed, "score": score}
-        for kind, name, seed, speed, score in (
-            ("bound", "0", 0, 50.0, 0.90),
-            ("bound", "0", 1, 60.0, 0.80),
-            ("bound", "4", 0, 90.0, 0.91),
-            ("bound", "4", 1, 120.0, 0.83),
-            ("bound", "inf", 0, 100.0, 0.90),
-            ("bound", "inf", 1, 120.0, 0.80),
-            ("correction", "none", 0, 100.0, 0.50),
-            ("correction", "none", 1, 100.0, 0.60),
-        )
-    ]
-    predictions = [
-        {"name": name, "seed": seed, "simulated": 100.0, "lag_mean": 1.0 + seed}
-        for name in ("0", "4", "inf")
-        for seed in (0, 1)
-    ]
-    result = comparison_report.conclude({"arms": arms, "predictions": predictions})
-    assert result["of_predicted"] == {"0": 0.55, "4": 1.05, "inf": 1.1}
-    assert result["of_unbounded"]["4"] == 0.95
-    assert result["predicted_lag"]["4"] == 1.5
-    assert result["score_difference"]["bound"]["4"]["each"] == pytest.approx([0.01, 0.03])
-    assert result["score_difference"]["correction"]["none"]["mean"] == pytest.approx(-0.3)
-
-
-@pytest.fixture
-def stored():
-    """Return the stored record of two bounds and two corrections on five seeds."""
-    return json.loads((RESULTS / "staleness_seeds.json").read_text())
-
-
-def test_the_picture_has_every_seed_and_the_predictions(stored):
-    speed, *tradeoffs, by_bound, by_correction = comparison_report.picture(stored).axes
-    assert [axes.get_xlabel().split(",")[0] for axes in tradeoffs] == [
-        "mean lag of trained tokens", "1 − effective sample size", "KL to the policy that sampled",
-    ]  # fmt: skip
-    for axes in tradeoffs:
-        assert [text.get_text() for text in axes.texts] == ["η = 0", "η = 8"]
-    measured, dots, predicted, _ = speed.lines
-    speeds = [arm["samples_per_second"] for arm in stored["arms"] if arm["name"] == "8"]
-    assert measured.get_ydata()[1] == pytest.approx(fmean(speeds))
-    assert list(dots.get_ydata())[-5:] == speeds
-    assert predicted.get_linestyle() == "--"
-    labels = [
-        [text.get_text() for text in axes.get_legend().texts] for axes in (by_bound, by_correction)
-    ]
-    assert labels == [["η = 0", "η = 8"], ["η = 8, cispo", "η = 8, none"]]
-
-
-def test_the_picture_has_no_panel_with_nothing_in_it(stored):
-    stored["arms"] = [
-        {**arm, "kl": None} for arm in stored["arms"] if arm["kind"] == "bound" and not arm["seed"]
-    ]
-    stored["predictions"] = []
-    titles = [axes.get_title() for axes in comparison_report.picture(stored).axes]
-    assert titles == [
-        "Throughput by η", "Throughput by mean lag of trained tokens",
-        "Throughput by 1 − effective sample size", "Held-out score",
-    ]  # fmt: skip
-    stored["arms"] = [arm for arm in stored["arms"] if arm["name"] == "0"]
-    titles = [axes.get_title() for axes in comparison_report.picture(stored).axes]
-    assert titles == ["Throughput by η", "Held-out score"], "lags are all 0"
+from tests.waiting import until
 
 
 @pytest.mark.parametrize(
@@ -172,18 +100,129 @@ def planned(tmp_path, **options):
     return plan(StalenessOptions(out=tmp_path / "out", **options))
 
 
+def cells(arms):
+    """Return bound, correction and seed of runs."""
+    return [(arm.name, arm.kind, arm.seed) for arm in arms]
+
+
+def test_every_seed_trains_the_core_and_the_first_the_map_in_turn(tmp_path):
+    study = planned(
+        tmp_path, full=True, bounds=["inf", "2", "0"], corrections=["none", "cispo"], seeds=[3, 4]
+    )
+    first, second, of_first = map(cells, study.arms)
+    assert first == [(b, "cispo", 3) for b in ("0", "2", "8", "inf")] + [("8", "none", 3)]
+    assert second == [(*cell[:2], 4) for cell in reversed(first)], "every other time backwards"
+    assert of_first == [("2", "none", 3), ("inf", "none", 3)]
+    assert study.options.minutes == 0
+
+
+def test_the_whole_study_has_every_bound_and_correction_and_five_seeds(tmp_path):
+    study = planned(tmp_path, full=True)
+    assert [len(arms) for arms in study.arms] == [12] * 5 + [25]
+    every = {(name, kind) for arms in study.arms for name, kind, _ in cells(arms)}
+    assert len(every) == 1 + 6 * 6, "at η = 0 the recipe's own correction alone"
+
+
+def test_engines_hold_all_that_a_bound_allows_and_without_one_as_much_as_with_16(tmp_path):
+    study = planned(
+        tmp_path, bounds=["0", "2", "inf"], corrections=["loglinear"], seeds=[0], steps=60
+    )
+    zero, two, eight, unbounded, other = (arm.config for arm in study.arms[0])
+    for config, held in ((zero, 1), (two, 3), (eight, 9), (unbounded, 17), (other, 9)):
+        assert config.queues.window == held * 16
+        assert config.actors.max_concurrent_rollouts == held * 16 * 8
+    assert (unbounded.queues.max_staleness, two.queues.max_staleness) == (60, 2)
+    assert two.learner == study.base.learner, "the recipe's own loss and correction"
+    assert (other.objective.loss, other.objective.loss_options) == (
+        "decoupled_ppo", {"proximal": "loglinear"},
+    )  # fmt: skip
+    assert two.name == "eta2-seed0", "`headway bench plan` reads it"
+
+
+@pytest.mark.parametrize(
+    ("settings", "name"),
+    [
+        ([], "cispo"),
+        (['learner.loss="reinforce"'], "none"),
+        (['learner.loss="reinforce"', 'learner.correction="tis"'], "tis"),
+        (['learner.loss="grpo"', 'learner.correction=["veto", "opsm"]'], "grpo+veto+opsm"),
+    ],
+)
+def test_the_recipes_own_correction_is_named_as_the_recipe_names_it(settings, name):
+    plain = ["learner.loss_options={}", "queues.allow_uncorrected=true"]
+    assert own_correction(load_recipe("demo", [*settings, *(plain if settings else [])])) == name
+
+
+def test_without_options_a_few_runs_fit_into_a_quarter_of_an_hour(tmp_path):
+    options = planned(tmp_path).options
+    assert (options.bounds, options.corrections, options.seeds) == (
+        ("0", "2", "8"),
+        ("none",),
+        (0,),
+    )
+    assert options.minutes == 15
+    assert planned(tmp_path, steps=40).options.minutes == 0
+    assert planned(tmp_path, corrections=()).options.corrections == ()
+
+
 def test_steps_that_leave_too_few_batches_before_the_last_lease_are_refused(tmp_path):
     with pytest.raises(InputError, match=r"--steps 18 .* at least 19: .* the last 9 of a run"):
-        planned(tmp_path, steps=18, corrections=["cispo"])
-    options = {"steps": 18, "corrections": [], "bounds": ["inf", "0"], "seeds": [0, 1]}
-    first, second = planned(tmp_path, **options).arms
-    assert [arm.name for arm in first] == ["0", "inf"]
-    assert [arm.name for arm in second] == ["inf", "0"], "every other seed backwards"
+        planned(tmp_path, steps=18)
+    assert planned(tmp_path, steps=18, corrections=[], bounds=["0", "1"]).base.steps == 18
+
+
+def stored_run(bound, **environment):
+    return made_run(bound, "cispo", 0) | {"environment": environment}
+
+
+def store(study, runs, **facts):
+    study.folder.mkdir()
+    record = {"recipe_key": study.recipe_key(), "arms": runs, **facts}
+    (study.folder / "staleness.json").write_text(json.dumps(record))
+
+
+def test_runs_of_the_record_are_not_trained_again_in_any_folder(tmp_path):
+    study = planned(tmp_path, corrections=[], steps=40)
+    store(study, [stored_run(bound, code=code_checksum(), commit="a") for bound in ("0", "2", "8")])
+    continued = planned(tmp_path, corrections=[], steps=40)
+    [record] = measure(continued)  # no run and no warm start is made
+    assert len(conclude(record)["cells"]) == 3
+    assert [run["name"] for run in record["arms"]] == ["0", "2", "8"]
+    assert record["commits_of_arms"] == ["a"]
+    moved = plan(StalenessOptions(out=tmp_path / "moved", corrections=[], steps=40))
+    assert moved.recipe_key() == study.recipe_key()
+
+
+def test_a_first_picture_goes_on_with_the_steps_that_its_short_run_gave(tmp_path):
+    study = planned(tmp_path, steps=33, score_every=7)
+    store(study, [], steps=33, score_every=7)
+    options = planned(tmp_path).options
+    assert (options.steps, options.score_every, options.minutes) == (33, 7, 0)
+
+
+@pytest.mark.parametrize(
+    ("options", "code", "what"),
+    [({"steps": 41}, None, "another recipe"), ({"steps": 40}, "older", "other code")],
+)
+def test_figures_of_another_recipe_or_of_other_code_are_refused(tmp_path, options, code, what):
+    study = planned(tmp_path, corrections=[], steps=40)
+    store(study, [stored_run("0", code=code or code_checksum())])
+    with pytest.raises(InputError, match=rf"out has figures of {what}, .* name another --out"):
+        planned(tmp_path, corrections=[], **options)
+
+
+def test_a_finished_run_of_other_code_is_refused(tmp_path):
+    [arm, *_] = planned(tmp_path, corrections=[], steps=40).arms[0]
+    create(arm.config)
+    arm.directory.write_summary({"status": "done"})
+    arm.file(".environment.json").write_text(json.dumps({"code": "older"}))
+    with pytest.raises(InputError, match="figures of other code"):
+        planned(tmp_path, corrections=[], steps=40)
 
 
 def test_runs_that_cannot_be_read_are_named_and_do_not_end_the_study(tmp_path, capsys):
-    study = planned(tmp_path, bounds=["0", "1"], corrections=[], seeds=[0])
-    (arms,) = study.arms
+    study = planned(tmp_path, bounds=["0", "1"], corrections=[], steps=40)
+    arms = study.arms[0]
     for arm in arms:
         create(arm.config)
         if arm is arms[0]:
@@ -196,41 +235,86 @@ def test_runs_that_cannot_be_read_are_named_and_do_not_end_the_study(tmp_path, c
         list(measure_scored(study, read_arm))
     printed = capsys.readouterr().out
     assert "eta0-seed0 cannot be read: " in printed
-    assert "trained 12 batches since it was last started, 9 of them" in printed
+    assert "has trained 12 batches, 9 of them before its last group was leased" in printed
     assert "eta1-seed0 cannot be read: " in printed
     assert "so it is not the folder of a run" in printed
+
+
+def finished_short_run(study, *, seconds):
+    """Leave the files of a short run: a second for a batch, `seconds` for everything else."""
+    folder = study.folder
+    config = study.arms[0][0].config.model_copy(update={"name": "short-run", "steps": 10})
+    directory = create(config)
+    rows = [{"version": v, "wait_started_at": v, "step_finished_at": v + 1.0} for v in range(10)]
+    append_rows(directory.path / "metrics.jsonl", rows)
+    directory.write_summary({"status": "done"})
+    (directory.path / SCORES).write_text('{"10": {"score": 0.5}}')
+    for name in ("short-run.environment.json", SCORED_RECIPE, INITIAL):
+        (folder / name).write_text("{}")
+    Path(study.base.model.path).mkdir(parents=True, exist_ok=True)
+    now = time.time()
+    for file, at in (
+        (folder / "short-run.environment.json", now), (directory.summary_file, now + 10 + seconds),
+        (folder / SCORED_RECIPE, now), (folder / INITIAL, now + seconds),
+        (directory.path / SCORES, now + 2 * seconds),
+    ):  # fmt: skip
+        os.utime(file, (at, at))
+
+
+def test_steps_are_chosen_so_that_all_runs_and_scores_fit_into_the_time(tmp_path):
+    study = planned(tmp_path)
+    finished_short_run(study, seconds=5.0)
+    [arm, *_] = study.arms[0]
+    # four runs take 5 s to start and 25 s for five scores, and the engines that score start once
+    assert fitted_steps(study, arm, 300.0, 19) == pytest.approx((270 - 4 * 30 - 5) // 4, abs=1)
+    assert fitted_steps(study, arm, 6000.0, 19) == study.base.steps, "no more than the recipe has"
+    with pytest.raises(InputError, match=r"4 runs of 9 steps fit into --minutes 3, .* --minutes 5"):
+        fitted_steps(study, arm, 180.0, 19)
 
 
 @pytest.mark.ray
 @pytest.mark.deepspeed
 @pytest.mark.slow
 @pytest.mark.timeout(560)
-def test_a_study_is_trained_scored_and_continued(headway):
+def test_a_study_is_trained_interrupted_and_continued_from_its_runs_or_its_record(headway):
     recipe = headway.arguments("run")[2]
     out = headway.folder / "study"
     paced = "actors.scripted_options.tokens_per_second=200.0"  # a plan needs the time of a token
     own = 'actors.reward=["varied:score"]'
     settings = ("--set", own, "--set", "heldout.size=8", "--set", paced)
     options = ("--steps", "14", "--seeds", "0", "--problems", "12", "--score-every", "7")
-    chosen = ("--bounds", "0,2", "--corrections", "cispo", "--stale", "3", "--out", out)
+    chosen = ("--bounds", "0,2", "--corrections", "none", "--stale", "2", "--out", out)
     command = ("bench", "staleness", recipe, *settings, *options, *chosen)
+    interrupted = headway.start_plain(*command)
+    until((out / "eta2-seed0" / "metrics.jsonl").exists, 400, process=interrupted)
+    os.killpg(interrupted.pid, signal.SIGINT)
+    assert interrupted.wait(60) == 130
+    made = (out / "eta0-seed0" / "summary.json").stat().st_mtime_ns
     result = headway(*command, timeout=400)
     assert result.returncode == 0, result.stdout + result.stderr
+    assert (out / "eta0-seed0" / "summary.json").stat().st_mtime_ns == made, "it is trained once"
     document = json.loads((out / "staleness.json").read_text())
-    largest = {arm["name"]: arm["lag_max"] for arm in document["arms"]}
-    assert list(largest) == ["0", "2", "cispo"]
-    assert largest["0"] == 0
-    assert largest["2"] <= 2
-    assert largest["cispo"] <= 3
+    largest = {(arm["name"], arm["kind"]): arm["lag_max"] for arm in document["arms"]}
+    assert [*largest] == [("0", "cispo"), ("2", "cispo"), ("2", "none")]
+    assert largest["0", "cispo"] == 0
+    assert largest["2", "cispo"] <= 2
     for arm in document["arms"]:
+        assert arm["versions"] == [0, 7, 14]
         assert [seconds > 0 for seconds, _ in arm["curve"]] == [False, True, True]
         assert arm["environment"]["versions"]["torch"]
         assert arm["score"] == arm["curve"][-1][1]
         assert (arm["first_version"], arm["batches"] < 14 - 5) == (5, True)
-    assert {row["name"] for row in document["predictions"]} == {"0", "2"}
-    assert (out / "staleness.png").read_bytes().startswith(b"\x89PNG")
-    assert "Throughput by mean lag" in (out / "staleness.svg").read_text()
-    made = (out / "eta0-seed0" / "summary.json").stat().st_mtime_ns
+        assert sum(arm["lags"].values()) == pytest.approx(1.0)
+        assert arm["groups_in_engines"] > 0
+    assert all("simulated" in arm for arm in document["arms"] if arm["kind"] == "cispo")
+    assert (out / "staleness_throughput.png").read_bytes().startswith(b"\x89PNG")
+    page = (out / "staleness.md").read_text()
+    assert "## What it cannot tell" in page
+    for folder in out.iterdir():
+        if folder.is_dir():
+            shutil.rmtree(folder)
     again = headway(*command, timeout=100)
     assert again.returncode == 0, again.stdout + again.stderr
-    assert (out / "eta0-seed0" / "summary.json").stat().st_mtime_ns == made
+    assert json.loads((out / "staleness.json").read_text())["arms"] == document["arms"]
+    assert (out / "staleness.md").read_text() == page
+    assert not (out / "eta0-seed0").exists(), "nothing is trained again"

@@ -163,9 +163,13 @@ def test_what_a_file_lacks_or_has_wrong_is_named(tmp_path, text, words):
     ],
     ids=["without a ratio", "a ratio to the proximal policy alone"],
 )
-def test_staleness_without_correction_is_refused_with_the_settings_that_allow_it(stale, allowed):
+@pytest.mark.parametrize("bound", ["2", "auto"])
+def test_staleness_without_correction_is_refused_with_the_settings_that_allow_it(
+    stale, allowed, bound
+):
+    stale = [*stale, f"queues.max_staleness={bound}"]
     text = refusal("demo", *stale).replace('"', "").replace(" = ", "=")
-    assert "queues.max_staleness=2 with" in text
+    assert f"queues.max_staleness={bound} with" in text
     for setting in allowed:
         assert setting in text
         assert load_recipe("demo", [*stale, setting])

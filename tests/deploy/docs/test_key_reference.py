@@ -34,9 +34,11 @@ def allowed(field):
     """Return the choices and bounds of a key, or "" if it has none."""
     kinds = [field.annotation, *get_args(field.annotation)]
     choices = [c for kind in kinds if get_origin(kind) is Literal for c in get_args(kind)]
+    inner = [info for kind in kinds for info in getattr(kind, "__metadata__", ())]
+    inner = [bound for info in inner for bound in getattr(info, "metadata", ())]
     bounds = [
         f"{sign} {getattr(bound, name):g}"
-        for bound in field.metadata
+        for bound in [*field.metadata, *inner]
         for name, sign in (("ge", "≥"), ("gt", ">"), ("le", "≤"), ("lt", "<"))
         if isinstance(getattr(bound, name, None), int | float)
     ]

@@ -21,9 +21,14 @@ def test_steps_name_the_first_batch_and_the_first_that_is_not_wanted():
     assert parse_steps("3:17") == (3, 17)
 
 
-@pytest.mark.parametrize("text", ["3", "3:3", "5:2", "-1:2", "a:b", "1:2:3", ""])
+@pytest.mark.parametrize(("text", "steps"), [("40-42", (40, 43)), ("7-7", (7, 8))])
+def test_steps_with_a_dash_name_the_first_and_the_last_batch(text, steps):
+    assert parse_steps(text) == steps
+
+
+@pytest.mark.parametrize("text", ["3", "3:3", "5:2", "-1:2", "a:b", "1:2:3", "4-3", "1-2-3", ""])
 def test_steps_that_name_no_batch_are_refused_with_an_example(text):
-    with pytest.raises(InputError, match="write a:b with a below b, as in 10:20"):
+    with pytest.raises(InputError, match=r"write a:b with a below b, as in 10:20, .* or 10-19"):
         parse_steps(text)
 
 

@@ -114,6 +114,15 @@ def test_a_learner_s_rates_are_found_again():
     assert learner["variation"] == pytest.approx(0.0, abs=1e-9)
 
 
+def test_paces_say_when_either_side_was_slow():
+    batches = rows(40)
+    for row in batches[20:]:
+        row["step_finished_at"] += 0.3 * (row["step_finished_at"] - row["step_started_at"])
+    learner = [pace for pace, _ in measure(batches).rates.paces]
+    assert len(learner) == 35
+    assert learner[30] / learner[5] == pytest.approx(1.3, rel=0.01)
+
+
 def test_updates_that_failed_seeded_an_engine_or_are_of_other_batches_are_left_out():
     batches = rows(12)
     begin, end = batches[4]["step_finished_at"], batches[11]["step_finished_at"]

@@ -2,7 +2,8 @@
 
 import subprocess
 import time
-from collections import defaultdict
+from collections import Counter
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -11,8 +12,9 @@ from rich.console import Console
 
 from deploy.config.loader import load_recipe
 from deploy.planner.byte_counts import MIB
-from deploy.planner.process_memory import total
 from deploy.preflight.memory_check import check_memory
+from deploy.runtime.peak_memory import peaks
+from headway.roles import Role
 from tests.deploy.conftest import HEADWAY
 
 CHARACTERS = "0123456789+-=,abcdefghijklmnopqr"
@@ -87,32 +89,14 @@ def write_model(folder: Path, settings: dict) -> None:
     tiny_tokenizer(CHARACTERS, 512).save_pretrained(folder)
 
 
-def peaks(process: subprocess.Popen) -> dict[str, float]:
+def peaks_until_it_ends(process: subprocess.Popen) -> Counter[Role]:
     """Return the peak resident bytes of learner and actor, engine included, as the run ends."""
-    highest: dict[tuple[str, int], float] = {}
-    run = psutil.Process(process.pid)
+    highest, run = Counter[Role](), psutil.Process(process.pid)
     while process.poll() is None:
-        for child in run.children(recursive=True):
-            try:
-                title = " ".join(child.cmdline())
-                if child.parent().cmdline() == child.cmdline():  # forked, to become another program
-                    continue
-                status = Path(f"/proc/{child.pid}/status").read_text()
-            except (psutil.Error, OSError):
-                continue
-            role = (
-                "learner" if title.startswith("ray::RankActor")
-                else "actor" if title.startswith(("ray::RolloutActor", "VLLM::"))
-                else None
-            )  # fmt: skip
-            if role is not None and "VmHWM:" in status:
-                high = float(status.split("VmHWM:")[1].split()[0]) * 1024
-                highest[role, child.pid] = high
+        with suppress(psutil.Error):
+            highest |= peaks(run)
         time.sleep(0.1)
-    sums: dict[str, float] = defaultdict(float)
-    for (role, _), high in highest.items():
-        sums[role] += high
-    return sums
+    return highest
 
 
 @pytest.mark.slow
@@ -131,15 +115,14 @@ def test_predicted_memory_is_within_a_tenth_of_the_measured_peak(name, tmp_path,
             [HEADWAY, "run", recipe, *arguments], stdout=output, stderr=subprocess.STDOUT
         )
         try:
-            measured = peaks(process)
+            measured = peaks_until_it_ends(process)
         finally:  # also past the test's limit
             process.terminate()
             process.wait(60)
     assert process.returncode == 0, (tmp_path / "output").read_text()
     predicted = check_memory(load_recipe(str(recipe), overrides), Console(quiet=True))
     for role in predicted.processes:
-        needs = total(role.resident) + (role.count - 1) * total(role.host)
-        reached = measured[role.role]
+        needs, reached = role.all_resident, measured[role.role]
         parts = {part: round(size / MIB) for part, size in role.resident.items()}
         print(f"{name}, {role.role}: {needs / MIB:.0f} of {reached / MIB:.0f} MiB, {parts}")
         assert needs == pytest.approx(reached, rel=0.1), role.role

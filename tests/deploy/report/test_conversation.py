@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from actors.environments.protocol import Message
 from actors.rollout.chat_rendering import Renderer
 from deploy.report.conversation import role_headers, show_segments, token_texts
+from headway.clean_text import forget
 from queues.records import Segment
 from tests.actors.characters import character_tokenizer
 from tests.actors.real_tokenizers import real_tokenizer
@@ -162,9 +163,17 @@ def test_a_fork_within_what_a_parent_has_inherited_belongs_to_the_segment_that_h
     assert [t.forks for _, parts in first.messages for _, part in parts for t in part] == [[2], [1]]
 
 
-def test_a_message_with_a_secret_is_one_text_without_it(monkeypatch):
-    monkeypatch.setenv("PARROT_TOKEN", "0123456789abcdef")
-    monkeypatch.setattr("headway.clean_text._known_until", 0.0)
+@pytest.fixture
+def secret(monkeypatch):
+    with monkeypatch.context() as patch:
+        patch.setenv("PARROT_TOKEN", "0123456789abcdef")
+        forget()
+        yield
+    forget()
+
+
+@pytest.mark.usefixtures("secret")
+def test_a_message_with_a_secret_is_one_text_without_it():
     renderer = Renderer(character_tokenizer())
     parts = (renderer.following("say "), False), (renderer.following("0123456789abcdef ok"), True)
     assert shown(rollout_of(*parts), renderer)[1] == ("assistant", "[PARROT_TOKEN] ok")

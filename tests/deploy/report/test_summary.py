@@ -216,3 +216,13 @@ def test_figures_of_agents_are_shown_where_there_are_any():
     assert shown["waiting for agents"] == "75% of the time"
     of_agents.actors = [none]
     assert not [label for label in figures(summed(of_agents)) if "agents" in label]
+
+
+def test_what_was_predicted_stands_beside_what_happened():
+    lag = {"lag_max": {"predicted": [3, 5, 8], "happened": 9}}
+    memory = {"learner": {"predicted": 2**30, "happened": 1.5 * 2**30}}
+    summary = {**summed(record()), "predicted": {"batches": 20, "figures": lag, "memory": memory}}
+    assert figures(summary).items() - figures(summed(record())).items() == {
+        ("largest lag, predicted from 20 batches", "5 (3 to 8); it was 9, outside"),
+        ("memory of learner, predicted", "1.00 GiB; at its peak 1.50"),
+    }

@@ -146,6 +146,17 @@ def test_what_a_run_cannot_go_on_with_is_refused_with_a_way_out(directory, befor
         assert words in str(refused.value)
 
 
+def test_a_run_that_sets_its_window_keeps_the_largest_bound_that_it_had(directory):
+    auto = "queues.max_staleness=auto"
+    with pytest.raises(InputError, match=r"queues.max_staleness: η 2 → 1: it can only be raised"):
+        resumed_recipe(directory, [auto, "queues.staleness_ceiling=1"])
+    go_on(directory, auto, "queues.staleness_ceiling=4", version=2)
+    with pytest.raises(InputError, match=r"queues.staleness_ceiling: 4 → 3: it can only be raised"):
+        resumed_recipe(directory, ["queues.staleness_ceiling=3"])
+    config, _ = resumed_recipe(directory, ["queues.staleness_ceiling=6"])
+    assert config.queues.bound == 6
+
+
 def test_what_is_set_and_cannot_change_is_refused_by_name_before_anything_is_written(directory):
     before = directory.recipe_file.read_text()
     settings = ["steps=9", "name=other", "learner.betas=[0.5, 0.5]", "deploy.runs_dir=/tmp"]

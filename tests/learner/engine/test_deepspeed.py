@@ -101,6 +101,36 @@ def make_engine(model_path, zero_stage, config=CONFIG, dtype="float32", model=No
     return OPENED[-1]
 
 
+@pytest.mark.parametrize(
+    ("zero_stage", "dtype"),
+    [(0, "float32"), *((s, d) for s in (1, 2, 3) for d in ("float32", "bfloat16"))],
+)
+def test_a_step_passes_on_the_clipped_gradient_of_every_parameter_once(
+    model_path, zero_stage, dtype
+):
+    model = policy(model_path)
+    for token_ids, position_ids in microbatches():
+        loss_of(model(token_ids, position_ids)[0], 0).backward()
+    torch.nn.utils.clip_grad_norm_(model.parameters(), CONFIG.gradient_clipping)
+    engine = make_engine(model_path, zero_stage, dtype=dtype)
+    begun = {name: weight.clone() for name, weight in engine.stepped_weights().items()}
+    seen = []
+    engine.watch_gradients(lambda part: seen.extend((n, g.clone()) for n, g in part.items()))
+    for token_ids, position_ids in microbatches():
+        engine.backward(loss_of(engine.forward(token_ids, position_ids)[0], 0))
+    engine.step()
+    assert sorted(name for name, _ in seen) == sorted(dict(model.named_parameters()))
+    exact = dtype == "float32"
+    for name, gradient in seen:
+        wanted = model.get_parameter(name).grad.flatten()
+        torch.testing.assert_close(
+            gradient, wanted, rtol=1e-4 if exact else 0.1, atol=1e-6 if exact else 5e-3
+        )
+    assert seen[0][1].dtype == torch.float32
+    assert engine.stepped_weights().keys() == begun.keys()
+    assert all(w.dtype == torch.float32 for w in engine.stepped_weights().values())
+
+
 @pytest.mark.parametrize("zero_stage", [0, 1, 2, 3])
 def test_steps_equal_those_of_plain_torch_at_every_zero_stage(model_path, reference, zero_stage):
     weights, norms = reference

@@ -1,6 +1,5 @@
 """What `ipc` sends crosses the message encoder of AsyncLLM and fits into vLLM's buffer."""
 
-import os
 from types import SimpleNamespace
 from typing import Any
 
@@ -74,7 +73,7 @@ def test_handles_cross_the_message_encoder_of_async_llm(cuda, monkeypatch) -> No
     update = decoded[3][3]["update_info"]
     with pytest.raises(ValueError, match="VLLM_ALLOW_INSECURE_SERIALIZATION"):
         IPCWeightTransferUpdateInfo(**update)
-    monkeypatch.setenv("VLLM_ALLOW_INSECURE_SERIALIZATION", "1")  # as `engine_arguments` does
+    monkeypatch.setenv("VLLM_ALLOW_INSECURE_SERIALIZATION", "1")  # as an engine's process
     info = IPCWeightTransferUpdateInfo(**update)
     assert info.ipc_handles == {"gpu": HANDLE}
     assert (info.names, info.shapes, info.tensor_sizes) == (["a", "b"], [[3], [2, 2]], [12, 16])
@@ -86,13 +85,12 @@ def test_only_the_process_of_an_ipc_engine_may_read_pickled_handles(tmp_path, mo
     monkeypatch.setattr(vllm_arguments, "check_sampling", lambda path: None)
     monkeypatch.setattr(vllm_arguments, "plain_arguments", lambda spec, length: {})
     for transport, allowed in (("nccl", None), ("ipc", "1")):
-        monkeypatch.setenv("VLLM_ALLOW_INSECURE_SERIALIZATION", "0")
-        monkeypatch.delenv("VLLM_ALLOW_INSECURE_SERIALIZATION")
         weight_sync = WeightSyncConfig(transport=transport)
         spec = engine_spec(tmp_path, kv_cache_gib=1, weight_sync=weight_sync)
         arguments = vllm_arguments.engine_arguments(spec, 128)
         assert arguments["weight_transfer_config"].backend == transport
-        assert os.environ.get("VLLM_ALLOW_INSECURE_SERIALIZATION") == allowed
+        variables = vllm_arguments.process_variables(spec)
+        assert variables.get("VLLM_ALLOW_INSECURE_SERIALIZATION") == allowed
 
 
 @pytest.mark.parametrize(

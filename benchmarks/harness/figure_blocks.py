@@ -1,0 +1,53 @@
+"""Stored figures as text of a Markdown page; pure."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from benchmarks.harness.study import Study
+
+COLUMNS = (
+    *("run", "greedy", "sampled", "batches", "seconds", "to the first batch", "samples/s"),
+    "lag (η)",
+)
+"""Of a table of runs; the lag is the largest."""
+
+
+def made(taken: Mapping[str, Any], commands: Sequence[str]) -> str:
+    """Return by which commands, when, of which code and where a figure was taken."""
+    facts = taken["machine"]
+    lines = "\n".join(f"    {command}" for command in commands)
+    return (
+        f"{lines}\n\nTaken on {taken['time'][:10]} at commit {taken['commit'][:8]} in "
+        f"{taken['seconds'] / 60:.0f} minutes, on {facts['cores']} cores ({facts['cpu']}) that "
+        f"had a load of {facts['load_average'][0]:.1f} at the start."
+    )
+
+
+def record_block(study: Study[Any], record: Mapping[str, Any]) -> str:
+    """Return the table of a benchmark's record, and the aims that were missed."""
+    missed = [f"- aim missed: {miss}" for miss in study.misses(dict(record))]
+    return "\n".join(
+        ["```text", study.table(dict(record)).strip(), "```", *([""] if missed else []), *missed]
+    )
+
+
+def summaries_block(summaries: Sequence[Mapping[str, Any]]) -> str:
+    """Return a table of the summaries of runs: scores before and after, seconds and lag."""
+    rows = [COLUMNS, ["---"] * len(COLUMNS), *map(_row, summaries)]
+    return "\n".join(f"| {' | '.join(row)} |" for row in rows)
+
+
+def _row(summary: Mapping[str, Any]) -> list[str]:
+    return [
+        summary["name"],
+        *(_ends(summary.get(key, ())) for key in ("heldout", "heldout_sampled")),
+        f"{summary['steps']}",
+        f"{summary['seconds']:.0f}",
+        f"{summary['seconds_to_first_step']:.0f}",
+        f"{summary['samples_per_second']:.3g}",
+        f"{summary['max_lag_trained']} ({summary['max_staleness']})",
+    ]
+
+
+def _ends(scores: Sequence[Mapping[str, Any]]) -> str:
+    return f"{scores[0]['score']:.3f} → {scores[-1]['score']:.3f}" if scores else "–"

@@ -1,0 +1,228 @@
+"""Takes every stored figure again, and writes the pages that show them.
+
+    make figures                      # hours, on a quiet machine; an interrupted one goes on
+    make figures ONLY=chaos,agents    # some of them
+    make pages                        # the pages alone, from what is stored
+
+`figures.toml` lists them, `results/figures.json` what each was taken of. One is taken again
+where the code has changed since. Of a page, the blocks between `<!-- figures: NAME -->` and
+`<!-- end of figures -->` are written; everything else is written by hand.
+"""
+
+import argparse
+import json
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+import time
+import tomllib
+from collections.abc import Mapping, Sequence
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict
+
+from benchmarks.harness.figure_blocks import made, record_block, summaries_block
+from benchmarks.harness.processes import raise_failure, run_main
+from benchmarks.harness.record import RESULTS, ROOT, Record, code_checksum, environment, store
+from benchmarks.harness.study import Study
+from deploy.cli.bench import BENCHMARKS
+from deploy.runtime import machine
+from deploy.runtime.console import Terminal
+from headway.errors import InputError
+from headway.nearest_name import nearest
+
+INDEX = RESULTS / "figures.json"
+WORK = ROOT / "runs" / "figures"
+"""Folder of runs, logs and unfinished studies."""
+PICTURES = (".png", ".svg", ".md")
+"""Endings of what a benchmark writes beside its record."""
+BLOCK = re.compile(r"(<!-- figures: (\w+) -->\n).*?(<!-- end of figures -->)", re.DOTALL)
+
+
+class Figure(BaseModel):
+    """A stored figure, as `figures.toml` describes it."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    minutes: int
+    """Time that it takes on two cores."""
+    bench: str = ""
+    """A benchmark with its options; its record is stored."""
+    commands: Sequence[str] = ()
+    """Commands of ordinary runs, whose summaries are stored."""
+    folder: str = "."
+    """Where they run."""
+    seeds: int = 1
+    """Each is run with as many values of {seed}."""
+    files: Mapping[str, str] = {}
+    """Where the summaries are stored, by the names of the runs."""
+    curve: str = ""
+    """A picture of the held-out scores."""
+
+    def summaries(self) -> dict[str, Path]:
+        """Return the files of the summaries by the names of the runs."""
+        return {
+            run.format(seed=seed): ROOT / file.format(seed=seed)
+            for seed in range(self.seeds)
+            for run, file in self.files.items()
+        }
+
+    def study(self) -> Study[Any]:
+        """Return the benchmark."""
+        module = BENCHMARKS[self.bench.partition(" ")[0]]
+        study: Study[Any] = import_module(f"benchmarks.{module}").STUDY
+        return study
+
+
+def read_figures() -> dict[str, Figure]:
+    """Return every figure by its name, in the order in which they are taken."""
+    listed = tomllib.loads(Path(__file__).with_suffix(".toml").read_text())
+    return {name: Figure(**described) for name, described in listed.items()}
+
+
+def read_index() -> dict[str, Record]:
+    """Return what each stored figure was taken of: time, commit, code, machine."""
+    index: dict[str, Record] = json.loads(INDEX.read_text()) if INDEX.exists() else {}
+    return index
+
+
+def chosen(
+    figures: Mapping[str, Figure], only: str, index: Mapping[str, Record], code: str
+) -> list[str]:
+    """Return the names of the figures that are to be taken; raises InputError for unknown ones."""
+    names = [name for name in only.split(",") if name]
+    for name in names:
+        if name not in figures:
+            raise InputError(
+                f"ONLY={only}: no figure {name!r}; there are {', '.join(figures)}"
+                f"{nearest(name, figures)}"
+            )
+    wanted = names or figures
+    return [name for name in figures if name in wanted and index.get(name, {}).get("code") != code]
+
+
+def take(name: str, figure: Figure) -> None:
+    """Take one figure and store its files; raises as `raise_failure`."""
+    work, log = WORK / name, WORK / f"{name}.log"
+    WORK.mkdir(parents=True, exist_ok=True)
+    if figure.bench:
+        study = figure.study()
+        if not study.continued:
+            shutil.rmtree(work, ignore_errors=True)
+        record = (
+            work / study.file.format(name=study.name) if study.in_folder else work / "record.json"
+        )
+        out = work if study.in_folder else record
+        _run(f"headway bench {figure.bench} --out {shlex.quote(str(out))}", ROOT, log)
+        shutil.copy(record, RESULTS / f"{name}.json")
+        for picture in (record.with_suffix(end) for end in PICTURES):
+            if picture.exists():
+                shutil.copy(picture, RESULTS / f"{name}{picture.suffix}")
+        return
+    runs = f"--set deploy.runs_dir={shlex.quote(str(work))}"
+    for seed in range(figure.seeds):
+        for command in figure.commands:
+            line = command.format(seed=seed)
+            with_folder = f"{line} {runs}" if line.startswith("headway") else line
+            _run(with_folder, ROOT / figure.folder, log)
+    for run, file in figure.summaries().items():
+        shutil.copy(work / run / "summary.json", file)
+    if figure.curve:
+        script = ROOT / "examples" / "curves.py"
+        files = map(str, (script, ROOT / figure.curve, *figure.summaries().values()))
+        _run(f"python {shlex.join(files)}", ROOT, work)
+
+
+def _run(command: str, folder: Path, log: Path) -> None:
+    """Run a command, its output in a log; raises as `raise_failure`."""
+    Terminal().say(f"  {command}")
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    with log.open("w") as output:
+        code = subprocess.run(
+            shlex.split(command), cwd=folder, env={**os.environ, "PATH": path}, stdout=output,
+            stderr=subprocess.STDOUT, check=False,
+        ).returncode  # fmt: skip
+    if code != 1 or "aim missed" not in log.read_text():
+        raise_failure(command, code, log)
+
+
+def take_all(only: str) -> None:
+    """Take the figures that are older than the code, one after the other; write the pages."""
+    figures, index, code = read_figures(), read_index(), code_checksum()
+    names = chosen(figures, only, index, code)
+    left = sum(figures[name].minutes for name in names)
+    for number, name in enumerate(names, start=1):
+        Terminal().say(f"{number}/{len(names)} {name}: about {left} min left")
+        facts, began = environment(), time.monotonic()
+        take(name, figures[name])
+        facts["seconds"] = time.monotonic() - began
+        del facts["command"]
+        store({**read_index(), name: facts}, INDEX)
+        left -= figures[name].minutes
+        write_pages()
+    Terminal().say(
+        f"{len(figures) - len(names)} of {len(figures)} figures are up to date or not asked for"
+    )
+
+
+def pages() -> list[Path]:
+    """Return the pages that show figures."""
+    listed = machine.git(ROOT, "ls-files", "*.md") or ""
+    return [path for line in listed.splitlines() if BLOCK.search((path := ROOT / line).read_text())]
+
+
+def filled(text: str) -> str:
+    """Return the text of a page with its blocks as they follow from the stored figures.
+
+    Raises InputError for a block whose figure is not known or not stored.
+    """
+    figures, index = read_figures(), read_index()
+
+    def block(match: re.Match[str]) -> str:
+        begin, name, end = match.groups()
+        if name not in figures or name not in index:
+            raise InputError(
+                f"there is no stored figure {name!r}; `make figures ONLY={name}` takes it"
+            )
+        return f"{begin}\n{describe(name, figures[name], index[name])}\n\n{end}"
+
+    return BLOCK.sub(block, text)
+
+
+def describe(name: str, figure: Figure, taken: Record) -> str:
+    """Return a stored figure as Markdown: how it was taken, and its table."""
+    if figure.bench:
+        commands = [f"headway bench {figure.bench}"]
+        record = json.loads((RESULTS / f"{name}.json").read_text())
+        shown = record_block(figure.study(), record)
+    else:
+        commands = [command.format(seed="SEED") for command in figure.commands]
+        shown = summaries_block(
+            [json.loads(file.read_text()) for file in figure.summaries().values()]
+        )
+    return f"{made(taken, commands)}\n\n{shown}"
+
+
+def write_pages() -> None:
+    """Write the blocks of all pages."""
+    for page in pages():
+        page.write_text(filled(page.read_text()))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("only", nargs="?", default="", help="names, separated by commas")
+    parser.add_argument("--pages", action="store_true", help="write the pages alone")
+    options = parser.parse_args()
+    if not options.pages:
+        take_all(options.only)
+    write_pages()
+
+
+if __name__ == "__main__":
+    run_main(main)

@@ -1,0 +1,171 @@
+"""The page of the study of staleness, readable alone: a pure function of its record."""
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+from benchmarks.harness.checkpoint_scores import failures
+from benchmarks.harness.record import Record
+from benchmarks.harness.study import text_table
+from benchmarks.harness.training_runs import conditions
+from benchmarks.loop.staleness_conclusions import Cell, at_stale, conclude, eta, of_bounds
+from benchmarks.loop.staleness_pictures import draw, pictures
+
+Columns = Mapping[str, tuple[str, str]]
+"""Figure of a cell and its format, with ± for an interval, by the title of its column."""
+SPEED: Columns = {
+    "η": ("bound", ""),
+    "samples/s": ("samples_per_second", "±.1f"),
+    "× η = 0": ("speedup", "±.2f"),
+    "predicted samples/s": ("simulated", ".1f"),
+    "learner idle": ("learner_idle", ".0%"),
+    "actors idle": ("actors_idle", ".0%"),
+    "updates": ("pauses", ".1%"),
+    "limit": ("limit", ""),
+}
+LAG: Columns = {
+    "η": ("bound", ""),
+    "mean lag": ("lag_mean", "±.2f"),
+    "predicted": ("predicted_lag", ".2f"),
+    "5 %": ("lag_p5", ".0f"),
+    "50 %": ("lag_p50", ".0f"),
+    "95 %": ("lag_p95", ".0f"),
+    "largest": ("lag_max", ".0f"),
+    "batches in engines": ("batches_in_engines", ".1f"),
+    "waiting": ("batches_ready", ".1f"),
+    "ESS": ("ess", ".4f"),
+    "KL": ("kl", ".1e"),
+}
+LEARNING: Columns = {
+    "η": ("bound", ""),
+    "score": ("score", "±.3f"),
+    "less η = 0": ("score_less_synchronous", "±+.3f"),
+    "less η = 0, equal time": ("score_in_time_less_synchronous", "±+.3f"),
+    "batches to target": ("batches_to_target", "±.0f"),
+    "seconds to target": ("seconds_to_target", "±.0f"),
+}
+CORRECTION: Columns = {
+    "correction": ("correction", ""),
+    **{title: LEARNING[title] for title in ("score", "less η = 0", "less η = 0, equal time")},
+    "samples/s": SPEED["samples/s"],
+    "mean lag": ("lag_mean", ".2f"),
+    "ESS": ("ess", ".4f"),
+    "KL": ("kl", ".1e"),
+    "cut": ("cut", ".2%"),
+}
+TERMINAL: Columns = {
+    "η": ("bound", ""),
+    **CORRECTION,
+    "limit": ("limit", ""),
+    "seconds to target": LEARNING["seconds to target"],
+}
+TABLES: Sequence[tuple[str, Callable[[Record], Sequence[Cell]], Columns, Sequence[str]]] = (
+    ("Throughput", of_bounds, SPEED, ("throughput", "throughput_by_lag")),
+    ("Off-policyness", of_bounds, LAG, ("lag",)),
+    ("Learning", of_bounds, LEARNING, ("score_by_batches", "score_by_seconds")),
+    ("Corrections", at_stale, CORRECTION, ("corrections", "map")),
+)
+"""Heading, cells, columns and pictures of each part of the page."""
+TERMS = """\
+- **η** (`queues.max_staleness`): the bound on staleness. No token trains that was sampled by
+  weights more than η versions, of a batch each, older than those it trains. η = 0 is synchronous.
+- **Lag** of a token: the versions between the weights that sampled it and those that it trained.
+- **ESS**: effective sample size of the importance weights, as a share of the tokens. **KL**:
+  between the policy that is trained and the one that sampled, in nats a token. **Cut**: share of
+  the tokens that the loss or the correction clipped, capped or rejected.
+- **Limit** of throughput: the learner where it idles less than 5 % of the time; else generation
+  where the engines do; else updates where new weights stop the engines 5 % of the time; else
+  admission.
+- **Brackets**: Student's 95 % interval of the mean over seeds, claimed from three seeds on. What is
+  beside η = 0 compares runs of the same seed."""
+ONE_TASK = (
+    "It is of one task, one model and one machine: `headway bench staleness RECIPE` measures "
+    "another."
+)
+
+
+def shown(cell: Cell, name: str, form: str) -> str:
+    """Return a figure of a cell, with the seeds that have it where others have not."""
+    value = cell[name]
+    if value is None or isinstance(value, str):
+        return value or "–"
+    text = value.text(form[1:]) if form.startswith("±") else f"{value.mean:{form}}"
+    seeds = len(cell["seeds"])
+    return text if value.seeds == seeds else f"{text} ({value.seeds} of {seeds} seeds)"
+
+
+def rows(cells: Sequence[Cell], columns: Columns) -> list[list[str]]:
+    """Return the rows of a table, a cell each."""
+    return [[shown(cell, *column) for column in columns.values()] for cell in cells]
+
+
+def page(record: Record, folder: str = "") -> str:
+    """Return the page of a record, with its pictures in a folder, given with its slash."""
+    record = record | conclude(record)
+    drawn, parts = pictures(record), []
+    for heading, choose, columns, names in TABLES:
+        cells = choose(record)
+        if not cells:
+            continue
+        lines = [[*columns], ["---"] * len(columns), *rows(cells, columns)]
+        parts += [f"## {heading}", "\n".join(f"| {' | '.join(line)} |" for line in lines)]
+        parts += [
+            f"![{name.replace('_', ' ').capitalize()}]({folder}staleness_{name}.svg)"
+            for name in names
+            if name in drawn
+        ]
+    doubts = "\n".join(f"- {line}" for line in [*record["doubts"], ONE_TASK, *left_out(record)])
+    return "\n\n".join(
+        [
+            f"# Staleness: what it buys, and what it costs\n\n{done(record)}",
+            "## Conclusions\n\n" + "\n".join(f"- {line}" for line in record["sentences"]),
+            f"## What it cannot tell\n\n{doubts}",
+            f"## Terms\n\n{TERMS}",
+            *parts,
+            "",
+        ]
+    )
+
+
+def left_out(record: Record) -> list[str]:
+    """Return what failed, and the commits and the load of the machine, a line each."""
+    runs = [{**run, "name": f"{eta(run['name'])} {run['kind']}"} for run in record["arms"]]
+    return [*conditions(record).splitlines(), *failures(runs)]
+
+
+def done(record: Record) -> str:
+    """Return what was measured, how and where."""
+    machine, (groups, rollouts) = record["machine"], record["batch"]
+    seeds = ", ".join(map(str, sorted({run["seed"] for run in record["arms"]})))
+    others = "; ".join(
+        f"`{name}`: " + ", ".join(f"{key} = {value}" for key, value in settings.items())
+        for name, settings in record["corrections"].items()
+        if name != record["own"] and any(run["kind"] == name for run in record["arms"])
+    )
+    target = record["target_score"]
+    return (
+        f"    {record['command']}\n\n"
+        f"{len(record['arms'])} runs of `{record['recipe']}`, seeds {seeds}, at commit "
+        f"{(record['commit'] or 'unknown')[:8]}, {record['time'][:10]}, on {machine['cores']} "
+        f"cores ({machine['cpu']}): each trains {record['steps']} batches of {groups} × {rollouts} "
+        f"rollouts, from the same model, on the same devices ({record['devices']}). Engines may "
+        "hold all the groups that the bound allows, so that lag is not limited by their slots; "
+        "without a bound as many as with η = 16. Throughput and lag are measured from the "
+        "sixth batch to the last lease. Scores are of samples for "
+        f"{record['heldout']} held-out problems, every {record['score_every']} batches, and at the "
+        f"end for {record['problems']}. Equal time: {record['equal_seconds']:.0f} s, which every "
+        f"run trained{'' if target is None else f'; target: a score of {target:.3f}'}.\n\n"
+        f"Bounds are compared with the recipe's own correction, `{record['own']}`"
+        + (f", and at η = {record['stale']} it with {others}." if others else ".")
+    )
+
+
+def table(record: Record) -> str:
+    """Return the main figures of every cell, the conclusions and the doubts for the terminal."""
+    text = text_table([*TERMINAL], rows(record["cells"], TERMINAL))
+    return "\n".join([text, *record["sentences"], *record["doubts"], *left_out(record)])
+
+
+def write(record: Record, folder: Path) -> None:
+    """Write the page and its pictures."""
+    draw(record, folder)
+    (folder / "staleness.md").write_text(page(record))

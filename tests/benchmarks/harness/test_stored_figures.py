@@ -1,0 +1,93 @@
+"""What `make figures` takes again, and what the pages say of it."""
+
+import json
+from types import SimpleNamespace
+
+import pytest
+
+from benchmarks.harness import figures
+from benchmarks.harness.figure_blocks import made, record_block, summaries_block
+from benchmarks.harness.figures import Figure
+from deploy.cli.bench import BENCHMARKS
+from headway.errors import InputError
+
+TAKEN = {
+    "time": "2026-11-28T10:00:00+00:00",
+    "commit": "0123456789ab",
+    "seconds": 150.0,
+    "machine": {"cores": 2, "cpu": "A processor", "load_average": [0.25, 1, 1]},
+}
+SUMMARY = {
+    "name": "demo-0",
+    "heldout": [{"score": 0.35}, {"score": 0.5}, {"score": 0.9425}],
+    "steps": 80,
+    "seconds": 159.7,
+    "seconds_to_first_step": 31.2,
+    "samples_per_second": 133.21,
+    "max_lag_trained": 2,
+    "max_staleness": 2,
+}
+
+
+def test_figures_of_another_state_of_the_code_are_taken_in_the_order_of_the_list():
+    listed = dict.fromkeys(("async", "chaos", "queue"), Figure(minutes=1))
+    index = {"chaos": {"code": "new"}, "queue": {"code": "old"}}
+    assert figures.chosen(listed, "", index, "new") == ["async", "queue"]
+    assert figures.chosen(listed, "queue,chaos", index, "new") == ["queue"]
+    with pytest.raises(InputError, match="no figure 'chaso'; there are async, chaos, queue; did"):
+        figures.chosen(listed, "chaso", index, "new")
+
+
+def test_a_block_has_the_commands_the_circumstances_and_a_row_for_each_run():
+    text = made(TAKEN, ["headway run demo"]) + "\n\n" + summaries_block([SUMMARY])
+    assert text.splitlines() == [
+        "    headway run demo",
+        "",
+        "Taken on 2026-11-28 at commit 01234567 in 2 minutes, on 2 cores (A processor) that had "
+        "a load of 0.2 at the start.",
+        "",
+        "| run | greedy | sampled | batches | seconds | to the first batch | samples/s | lag (η) |",
+        "| --- | --- | --- | --- | --- | --- | --- | --- |",
+        "| demo-0 | 0.350 → 0.943 | – | 80 | 160 | 31 | 133 | 2 (2) |",
+    ]
+
+
+def test_a_record_is_shown_with_the_aims_that_it_missed():
+    study = SimpleNamespace(table=lambda record: f"x\n{record['x']}\n", misses=lambda record: ["x"])
+    shown = record_block(study, {"x": 1})
+    assert shown == "```text\nx\n1\n```\n\n- aim missed: x"
+
+
+def test_only_blocks_of_a_page_are_written(tmp_path, monkeypatch):
+    page = "Before\n<!-- figures: demo -->\nold\n<!-- end of figures -->\nAfter\n"
+    summary = tmp_path / "summary.json"
+    summary.write_text(json.dumps(SUMMARY))
+    figure = Figure(minutes=1, commands=["headway run demo"], files={"demo": str(summary)})
+    monkeypatch.setattr(figures, "read_figures", lambda: {"demo": figure})
+    monkeypatch.setattr(figures, "read_index", lambda: {"demo": TAKEN})
+    filled = figures.filled(page)
+    assert filled.startswith("Before\n<!-- figures: demo -->\n\n    headway run demo\n")
+    assert filled.endswith("80 | 160 | 31 | 133 | 2 (2) |\n\n<!-- end of figures -->\nAfter\n")
+    assert figures.filled(filled) == filled
+    with pytest.raises(InputError, match="no stored figure 'other'"):
+        figures.filled(page.replace("demo", "other"))
+
+
+def test_pages_show_what_is_stored():
+    for page in figures.pages():
+        assert figures.filled(page.read_text()) == page.read_text(), page
+
+
+def test_every_figure_names_a_benchmark_or_runs_whose_files_are_stored():
+    for name, figure in figures.read_figures().items():
+        assert bool(figure.bench) != bool(figure.commands), name
+        assert not figure.bench or figure.bench.split()[0] in BENCHMARKS, name
+        assert bool(figure.commands) == bool(figure.files), name
+        assert (figures.ROOT / figure.folder).is_dir(), name
+
+
+def test_every_benchmark_is_a_figure():
+    benches = {
+        figure.bench.split()[0] for figure in figures.read_figures().values() if figure.bench
+    }
+    assert benches == {*BENCHMARKS}
