@@ -120,9 +120,9 @@ def take(name: str, figure: Figure) -> None:
         out = work if study.in_folder else record
         _run(f"headway bench {figure.bench} --out {shlex.quote(str(out))}", ROOT, log)
         shutil.copy(record, RESULTS / f"{name}.json")
-        for picture in (record.with_suffix(end) for end in PICTURES):
-            if picture.exists():
-                shutil.copy(picture, RESULTS / f"{name}{picture.suffix}")
+        for picture in record.parent.glob(f"{record.stem}*"):
+            if picture.suffix in PICTURES:
+                shutil.copy(picture, RESULTS / picture.name.replace(record.stem, name, 1))
         return
     runs = f"--set deploy.runs_dir={shlex.quote(str(work))}"
     for seed in range(figure.seeds):
