@@ -16,7 +16,7 @@ BUDGET = {
     "weight_sync": 4512,
     "actors": 17159,
     "learner": 12512,
-    "deploy": 21865,
+    "deploy": 21867,
     "benchmarks": 9022,
     "examples": 548,
 }

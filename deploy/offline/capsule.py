@@ -181,7 +181,9 @@ def _portable_recipe(recipe: Mapping[str, Any]) -> Any:
     """Return the settings of a session without secrets, and without those of its machine."""
     threads = LearnerConfig.model_validate(recipe["learner"]).threads_of_rank
     learner = {**recipe["learner"], "cores": None, "threads": threads}
-    return _without_folders(without_secrets_in({**recipe, "learner": learner, "deploy": {}}))
+    sync = {**recipe["weight_sync"], "transport": "shared_memory", "folder": None}
+    portable = {**recipe, "learner": learner, "weight_sync": sync, "deploy": {}}
+    return _without_folders(without_secrets_in(portable))
 
 
 def _without_folders(value: Any) -> Any:
