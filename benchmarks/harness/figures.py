@@ -135,7 +135,7 @@ def take(name: str, figure: Figure) -> None:
     if figure.curve:
         script = ROOT / "examples" / "curves.py"
         files = map(str, (script, ROOT / figure.curve, *figure.summaries().values()))
-        _run(f"python {shlex.join(files)}", ROOT, work)
+        _run(f"python {shlex.join(files)}", ROOT, log)
 
 
 def _run(command: str, folder: Path, log: Path) -> None:

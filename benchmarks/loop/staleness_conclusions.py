@@ -13,6 +13,7 @@ from typing import Any
 from benchmarks.harness.checkpoint_scores import seconds_to
 from benchmarks.harness.record import Record
 from benchmarks.loop.seed_intervals import LEAST_SEEDS, Estimate, estimate
+from deploy.report.staleness_window import BUSY
 
 Run = Mapping[str, Any]
 """Figures of one run; its name is the bound and its kind the correction."""
@@ -21,8 +22,6 @@ Cell = Mapping[str, Any]
 SYNCHRONOUS, UNBOUNDED = "0", "inf"
 GAIN = 0.9
 """Share of the gain of η = 0 that is the target, where none is given."""
-BUSY = 0.05
-"""A side that idles less than this share of the time limits the throughput."""
 FILLED = 5
 """Windows of batches after which lags are no longer those of the beginning."""
 FIGURES = (

@@ -45,12 +45,12 @@ Tools:{% for tool in tools %}
 {% endif %}"""
 
 
-def make_tokenizer() -> Any:
+def make_tokenizer(merges: Sequence[str] = MERGES) -> Any:
     """Return a tokenizer that joins characters which the policy samples one by one."""
     from tokenizers import AddedToken, Tokenizer, decoders, models
     from transformers import PreTrainedTokenizerFast
 
-    pairs = [(m[0], m[-1]) for m in (merge.split() if " " in merge else merge for merge in MERGES)]
+    pairs = [(m[0], m[-1]) for m in (merge.split() if " " in merge else merge for merge in merges)]
     characters = [*map(chr, range(32, 127)), "\n"]
     vocabulary = [*SPECIAL, *characters, *("".join(pair) for pair in pairs)]
     made = Tokenizer(models.BPE(vocab={t: n for n, t in enumerate(vocabulary)}, merges=pairs))

@@ -264,7 +264,6 @@ def _learner(
     rates = LearnerRates(
         batch_seconds=batch_seconds,
         token_seconds=token_seconds,
-        variation=float(np.std(seconds - expected) / np.mean(seconds)),
         take_seconds=_mean(fetches),
         publish_seconds=_mean(pauses),
     )

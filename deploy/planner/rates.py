@@ -70,8 +70,6 @@ class LearnerRates(_Seconds):
 
     batch_seconds: float = 0.0
     token_seconds: float = 0.0
-    variation: float = 0.0
-    """Standard deviation over mean of the seconds that the tokens do not explain."""
     take_seconds: float = 0.0
     """Seconds from asking for a batch that is ready to the beginning of its step."""
     publish_seconds: float = 0.0

@@ -14,6 +14,7 @@ from typing import Any
 from deploy.config.run_config import RunConfig
 from deploy.planner.rates import LearnerRates, Rates
 from deploy.planner.simulator import Outcome, Setting, simulate
+from deploy.report.staleness_window import BUSY
 from deploy.report.summary import WARM_UP
 from headway.errors import InputError
 from queues.config import RunSpec
@@ -25,8 +26,6 @@ MOST_SPLITS = 12
 PROGRESS_SECONDS = 10.0
 MOST_ACTORS = 1024
 """Engines of a simulated run; with this many, a plan of a few bounds takes a minute or two."""
-BUSY = 0.05
-"""A side that idles less than this share of the time limits the throughput."""
 REPLICATES = 39
 """Simulated runs of an interval; a further one is beyond their extremes in 2 of 40 cases."""
 FIGURES = (

@@ -7,7 +7,7 @@ from learner.diagnostics.batch_report import TrainedBatch
 from queues.policy import auto_staleness, staleness_controller
 
 BUSY = 0.05
-"""Actors that idle less than this share of the time are no worse off than the learner."""
+"""A side that idles less than this share of the time limits the throughput."""
 LIMITS = {
     "learner": "the learner, which is always busy: more ranks, or fewer actors",
     "actors": "the actors, which are always busy: more of them, or more rollouts at once",

@@ -166,7 +166,11 @@ def setting(staleness, slots, *, full):
 
 
 def rates(ratio, variation):
-    """Return those of a learner that takes `ratio` times as long for a batch as the engine."""
+    """Return those of a learner that takes `ratio` times as long for a batch as the engine.
+
+    Its seconds deviate by a tenth from batch to batch.
+    """
+    chance = random.Random(2)
     lengths = lognormal_lengths(100, variation, group_size=G, seed=1)
     engine = EngineRates(
         step_seconds=0.002, rollout_step_seconds=0.0003, put_seconds=0.02, turnover_seconds=0.002
@@ -174,11 +178,10 @@ def rates(ratio, variation):
     train = ratio * B * G * 100 * engine.token_seconds(64) / 64
     return Rates(
         engine=engine,
-        learner=LearnerRates(
-            token_seconds=0.7 * train / (B * G * 100), batch_seconds=0.3 * train, variation=0.1
-        ),
+        learner=LearnerRates(token_seconds=0.7 * train / (B * G * 100), batch_seconds=0.3 * train),
         update=UpdateRates(staging_seconds=0.1 * train, pause_seconds=0.03 * train),
         lengths=lengths,
+        paces=[(max(0.1, chance.gauss(1.0, 0.1)), 1.0) for _ in range(STEPS)],
     )
 
 
