@@ -30,9 +30,11 @@ from weight_sync.vllm.device_memory import CHUNK_BYTES, stages_on_device
 Parts = Mapping[str, float]
 """Bytes by what they hold."""
 
-LEARNER_BASE, ENGINE_BASE, DRIVER_BASE = 590 * MIB, 1530 * MIB, 900 * MIB
+LEARNER_BASE, ENGINE_BASE, DRIVER_BASE = 590 * MIB, 1400 * MIB, 900 * MIB
 """Python and libraries of a rank, of an actor with its engine's processes, and of driver, broker
 and broadcaster together."""
+OWN_IMPORT = 130 * MIB
+"""More of an engine that is no fork (`actors.engines.vllm_processes`), and so shares less."""
 PACKED, NEXT = 1.65, 1.9
 """Weights of an engine on a CPU, for each of the model's: with copies packed for its kernels, and
 those of the version that it loads beside them. oneDNN packs none in bfloat16 without AVX-512."""
@@ -266,7 +268,8 @@ def engine(
     weights = float(sizes.parameters * served.itemsize)
     version = staged * float(version_bytes(config, sizes.parameters, sizes.trained))
     workers = actors.tensor_parallel_size
-    host = {"libraries": float(ENGINE_BASE + (GPU_BASE * workers if actors.gpus else 0))}
+    on_gpus = OWN_IMPORT + GPU_BASE * workers if actors.gpus else 0
+    host = {"libraries": float(ENGINE_BASE + on_gpus)}
     if config.weight_sync.codec == "delta":
         host["base of deltas"] = 2 * version
     mapped = {"staged version": version}

@@ -19,6 +19,7 @@ from deploy.planner.process_memory import (
     ENGINE_BASE,
     GPU_BASE,
     LEARNER_BASE,
+    OWN_IMPORT,
     Process,
     total,
 )
@@ -171,7 +172,7 @@ def test_a_node_has_each_of_its_ranks_and_engines_and_the_first_ranks_copies():
     [node] = predict(recipe("learner.ranks=3", "actors.count=2"), SIZES, Capacity()).nodes
     checkpoint = (4 + 8) * BILLION // 3
     learner = 3 * (LEARNER_BASE + GPU_BASE + 2 * BILLION + checkpoint) + (2 * 2 + 2) * BILLION
-    engines = 2 * (ENGINE_BASE + GPU_BASE + 2 * BILLION + 2 * CHUNK_BYTES)
+    engines = 2 * (ENGINE_BASE + OWN_IMPORT + GPU_BASE + 2 * BILLION + 2 * CHUNK_BYTES)
     assert total(node.parts) == learner + engines + DRIVER_BASE + 2 * 2 * BILLION
 
 
