@@ -19,6 +19,7 @@ from actors.assembly import build_engine, build_rewards, build_runner, make_pool
 from actors.engines.model_folder import context_length, load_tokenizer
 from actors.engines.prober import Prober
 from actors.engines.protocol import EngineSpec, RolloutEngine
+from actors.engines.vllm_processes import import_beside
 from actors.errors import root_error
 from actors.rewards.learned import TextScorer
 from actors.rollout.actor_statistics import ActorStatistics
@@ -121,6 +122,9 @@ class RolloutActor:
 
         Raises InputError for a setting, model or user code that cannot be used, and EngineDied.
         """
+        if self._spec.config.engine == "vllm":
+            import_beside(self._spec)
+        gc.disable()  # while it imports, of which collecting would be a fifth
         keep_logs_small()
         allow_open_files()
         self._title = asyncio.create_task(keep_title("RolloutActor", self._state))
@@ -139,6 +143,7 @@ class RolloutActor:
             raise
         gc.collect()
         gc.freeze()  # collecting what was loaded again would take most of a second
+        gc.enable()
         self.parts = parts
 
     async def run(self) -> None:

@@ -54,7 +54,12 @@ def run(
         Interrupted: The user stopped the run; names the newest checkpoint.
     """
     checkpoint = find_checkpoint(directory, console.say)
-    record = restore(config, directory, now=clock.process_started(), say=console.say)
+    record = restore(
+        config,
+        directory,
+        now=process.began_at if process is not None else clock.process_started(),
+        say=console.say,
+    )
     config = learner_on_cores(config, usable_cores())
     if warning := backup_warning(directory.path, directory.backup):
         console.say(warning)

@@ -7,10 +7,11 @@ import asyncio
 import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, Concatenate, NoReturn, ParamSpec, TypeVar
 
 import ray
-from ray._private import ray_constants, state
+from ray._private import parameter, ray_constants, state
 from ray.exceptions import RayError, RuntimeEnvSetupError
 
 from headway.errors import first_line
@@ -84,13 +85,18 @@ def death_of(error: RayError) -> str:
 
 @contextmanager
 def on_loopback() -> Iterator[None]:
-    """Make a cluster that is started in the block listen at 127.0.0.1 alone, as Ray would not."""
+    """Make a cluster that is started in the block listen at 127.0.0.1 alone, as Ray would not.
+
+    The agent of its node takes a free port: where another cluster has Ray's, it tries for 3 s.
+    """
     variable, before = os.environ.get(LOOPBACK_VARIABLE), ray_constants.ENABLE_RAY_CLUSTER
+    parameters = parameter.RayParams
+    parameter.RayParams = partial(parameters, dashboard_agent_listen_port=0)
     os.environ[LOOPBACK_VARIABLE], ray_constants.ENABLE_RAY_CLUSTER = "0", False
     try:
         yield
     finally:
-        ray_constants.ENABLE_RAY_CLUSTER = before
+        parameter.RayParams, ray_constants.ENABLE_RAY_CLUSTER = parameters, before
         if variable is None:
             del os.environ[LOOPBACK_VARIABLE]
         else:

@@ -8,14 +8,13 @@ were sampled from, and vLLM stamps the version on every token.
 import asyncio
 import itertools
 import logging
-import os
 from collections.abc import AsyncGenerator, Coroutine, Iterator, Sequence
 from contextlib import aclosing, contextmanager
 from typing import Any, TypeVar
 
 from actors.engines.model_folder import published_shapes
 from actors.engines.protocol import EngineSpec, Generation, SamplingParameters
-from actors.engines.vllm_arguments import engine_arguments, process_variables
+from actors.engines.vllm_arguments import engine_arguments
 from actors.engines.vllm_output import captured, died, log_to, start_error, typed_errors
 from actors.engines.vllm_processes import import_beside, start_as_forks
 from actors.engines.vllm_sampled import Sampled
@@ -74,11 +73,9 @@ class VllmEngine:
         process of vLLM failed, or the system lacks something that it needs now; names the cause.
         """
         with captured(self._spec.log) as printed:
-            os.environ.update(process_variables(self._spec))
-            if on_cpu := not self._spec.config.gpus:
-                import_beside()
+            import_beside(self._spec)
             arguments = engine_arguments(self._spec, self._max_model_len)
-            if on_cpu:
+            if not self._spec.config.gpus:
                 start_as_forks()
             from vllm import AsyncEngineArgs
             from vllm.distributed.weight_transfer.base import WeightTransferInitRequest

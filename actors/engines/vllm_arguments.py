@@ -31,6 +31,9 @@ def process_variables(spec: EngineSpec) -> dict[str, str]:
     }
     if spec.weight_sync.transport == "ipc":  # handles arrive pickled, in this process's own alone
         variables["VLLM_ALLOW_INSECURE_SERIALIZATION"] = "1"
+    if spec.config.enforce_eager and not spec.config.gpus:
+        # vLLM would compile a comparison of log-probabilities, two seconds for the first token.
+        variables["TORCH_COMPILE_DISABLE"] = "1"
     if (cores := cores_of(spec)) is None:
         return variables
     variables["VLLM_CPU_OMP_THREADS_BIND"] = ",".join(map(str, cores))

@@ -8,20 +8,24 @@ as usual: whether a fork may inherit what CUDA has loaded was not tried.
 """
 
 import multiprocessing
+import os
 from multiprocessing import forkserver
 
-PRELOADED = [
-    "vllm.v1.engine.core",
-    "vllm.v1.executor.uniproc_executor",
-    "vllm.v1.worker.cpu_worker",
-]
+from actors.engines.protocol import EngineSpec
+from actors.engines.vllm_arguments import process_variables
+
+PRELOADED = ["actors.engines.vllm_preloaded"]
+"""What the fork server imports: vLLM's engine."""
 
 
-def import_beside() -> None:
-    """Start the fork server, which begins to import vLLM; where it runs already, do nothing.
+def import_beside(spec: EngineSpec) -> None:
+    """Set vLLM's variables, and start the fork server, unless it runs, which begins to import vLLM.
 
-    The variables of the environment, and where its output goes, are those of this process now.
+    Its variables of the environment, and where its output goes, are those of this process now.
     """
+    os.environ.update(process_variables(spec))
+    if spec.config.gpus:
+        return
     multiprocessing.set_forkserver_preload(PRELOADED)
     forkserver.ensure_running()
 

@@ -126,7 +126,8 @@ class ChaosRun:
         for pattern in role.titles:
             pids = [pid for pid, title in alive if re.match(pattern, title)]
             if not pattern:
-                pids = [child.pid for child in psutil.Process(self.process.pid).children()]
+                children = psutil.Process(self.process.pid).children()
+                pids = [child.pid for child in children][:1]  # a younger one stands by
             if not pids:
                 return None
             newest.append(pids[-1])

@@ -84,7 +84,7 @@ def main() -> Any:
         if not only_informs(sys.argv[1:]):
             check_not_shadowed()
             if sys.argv[1] in ("run", "resume"):
-                process = session_process.begin_session(_end_leftovers)
+                process = session_process.begin_session(_end_leftovers, _import_session)
     except KeyboardInterrupt:
         _print_error(STOPPED)
         sys.exit(Interrupted.exit_code)
@@ -130,6 +130,12 @@ def _end_leftovers(run: Path) -> None:
     with suppress(OSError, HeadwayError), locked(run / session_process.DRIVER_LOCK):
         end_leftovers(run)
         end_killed_session(RunDirectory(run))
+
+
+def _import_session() -> None:
+    """Import what a session imports on its way to the first batch."""
+    import deploy.preflight.inputs
+    import deploy.session  # noqa: F401
 
 
 def _print_error(message: str) -> None:

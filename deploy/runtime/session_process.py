@@ -1,7 +1,8 @@
 """The process of a session and its parent, which starts it again when it crashes.
 
     headway run ─▶ parent ──fork──▶ session: the recipe, Ray and everything else
-                      ╰────socket─────╯
+                      ├────socket─────╯
+                      ╰───fork──▶ standby: the next session, which has imported what it needs
 
 The user starts the parent: it is small, so that a system without memory ends the session first, and
 whoever waits for the command gets the exit code of the true end. A session that ends on purpose
@@ -11,8 +12,12 @@ them ends nothing. A session that is stopped (SIGSTOP) while its parent is not i
 that has said how it ends and does not. Both end by an interrupt, or if they are killed together, as
 by SIGKILL of their process group. The lock of the run keeps two sessions from working on it at
 once.
+
+A standby has no threads, no lock and no recipe, and does nothing but import once the session works.
+The kernel ends it with its parent, until it becomes the session.
 """
 
+import ctypes
 import json
 import os
 import select
@@ -31,6 +36,7 @@ from typing import TypedDict
 from deploy.errors import Interrupted, RayDied
 from deploy.runtime.restart_budget import FIRST_WAIT_SECONDS, SETTLED_SECONDS, RestartBudget
 from deploy.runtime.signals import FORWARDED, interrupts, raise_interrupts, received
+from headway import clock
 from headway.roles import Role
 
 INHERITED = "HEADWAY_SESSION"
@@ -56,6 +62,11 @@ DRIVER_LOCK = "driver.lock"
 """File there that the command which works on the run locks; it names its process and host."""
 PARENT_LOCK = "parent.lock"
 """File there that the parent locks, so that a run is not taken for ended between two sessions."""
+
+
+IMPORT = b"import"
+"""Message of a parent to a standby; any other is what it begins with."""
+PR_SET_PDEATHSIG = 1
 
 
 class Message(TypedDict, total=False):
@@ -95,6 +106,8 @@ class Session:
         self._parent, self._again, self._lost_since = parent, again, history.lost_since
         self._wait = wait
         self.budget: RestartBudget = history
+        self.began_at = clock.now()
+        """Time stamp of its begin, long after that of its process."""
         self.crashes = [*history.crashes]
         """Reasons of crashes that no session has recorded yet."""
         self.is_again = bool(self.crashes)
@@ -183,20 +196,32 @@ class Session:
             time.sleep(FIRST_WAIT_SECONDS)
 
 
-def begin_session(end_leftovers: Callable[[Path], None]) -> Session:
+def begin_session(
+    end_leftovers: Callable[[Path], None], import_all: Callable[[], None] = lambda: None
+) -> Session:
     """Return in the process of a session, and never in its parent, which exits as it does.
 
-    `end_leftovers` ends what a killed session has left, by the folder of its run.
+    `end_leftovers` ends what a killed session has left, by the folder of its run; `import_all`
+    imports what a session needs, in the process that stands by for the next one.
     """
     history = History(**json.loads(os.environ.pop(INHERITED, "{}")))
-    return Parent(history, end_leftovers).watch()
+    return Parent(history, end_leftovers, import_all).watch()
 
 
 class Parent:
     """The parent of a session in this process."""
 
-    def __init__(self, history: History, end_leftovers: Callable[[Path], None]) -> None:
-        self._history, self._end_leftovers = history, end_leftovers
+    def __init__(
+        self,
+        history: History,
+        end_leftovers: Callable[[Path], None],
+        import_all: Callable[[], None],
+    ) -> None:
+        self._history, self._end_leftovers, self._import_all = history, end_leftovers, import_all
+        self._standby: tuple[int, socket.socket] | None = None
+        """Process and socket of the next session; None where there was no memory for it."""
+        self._is_importing = False
+        """True once the standby was told to import."""
         self._again = sys.argv[1:]
         self._is_resumed = False
         """True once a session has named the run to resume."""
@@ -217,28 +242,47 @@ class Parent:
         wait = 0.0
         while True:
             began = time.monotonic()
+            is_child = pid is None or descriptor is None
+            signal.pthread_sigmask(signal.SIG_BLOCK, interrupts())
             if pid is not None and descriptor is not None:
-                channel, is_child = socket.socket(fileno=descriptor), False
-                self._pidfd = _open(pid)
+                channel = socket.socket(fileno=descriptor)
             else:
-                signal.pthread_sigmask(signal.SIG_BLOCK, interrupts())
                 self._exit_if_interrupted()
-                channel, theirs = _socket_pair()
-                if (child := os.fork()) == 0:
-                    channel.close()
-                    raise_interrupts()
-                    signal.pthread_sigmask(
-                        signal.SIG_UNBLOCK, interrupts()
-                    )  # in all that it starts
-                    sys.argv[1:] = self._again
-                    return Session(theirs, self._again, self._history, wait)
-                theirs.close()
-                pid, is_child, self._pidfd = child, True, _open(child)
-                signal.pthread_sigmask(signal.SIG_UNBLOCK, interrupts())
+                if self._standby is None or os.waitpid(self._standby[0], os.WNOHANG)[0]:
+                    self._standby = _fork()
+                pid, channel = self._standby
+                if pid == 0:
+                    return self._begin(channel)
+                channel.send(json.dumps([self._again, asdict(self._history), wait]).encode())
+            self._pidfd = _open(pid)
+            self._standby, self._is_importing = None, False
+            with suppress(OSError):  # no memory
+                self._standby = _fork()
+            if self._standby is not None and self._standby[0] == 0:
+                channel.close()
+                return self._begin(self._standby[1])
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, interrupts())
             crash = self._await_crash(pid, channel, is_child=is_child)
             self._history.crashes.append(crash)
             wait = self._next_wait(crash, worked=time.monotonic() - began)
             pid = None
+
+    def _begin(self, channel: socket.socket) -> Session:
+        """Wait in a process that has been forked until it is to be the session, and return that."""
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+        if self._pidfd is not None:
+            os.close(self._pidfd)
+        with suppress(ConnectionError):
+            while (message := channel.recv(2**18)) == IMPORT:
+                with suppress(Exception):  # the session will meet it again, and say so
+                    self._import_all()
+        if not message:
+            os._exit(0)  # its parent was gone before the kernel was asked
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, 0)
+        raise_interrupts()
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, interrupts())  # in all that it starts
+        sys.argv[1:], history, wait = json.loads(message)
+        return Session(channel, sys.argv[1:], History(**history), wait)
 
     def _await_crash(self, pid: int, channel: socket.socket, *, is_child: bool) -> str:
         """Wait for the end of a session and return how it crashed; exit if it did not."""
@@ -297,6 +341,7 @@ class Parent:
                 return False
             is_open = is_open and _receive(channel, sent)
             if not ready:
+                self._have_imported(sent)
                 stops = stops + 1 if _is_stopped(pid) else 0
                 late += "code" in sent or "error" in sent
         if self._pidfd is None:
@@ -307,6 +352,13 @@ class Parent:
             signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
         select.select([self._pidfd], [], [])
         return stops > LOOKS
+
+    def _have_imported(self, sent: Message) -> None:
+        """Have the standby import, once the session has said that it works."""
+        if self._standby is not None and sent.get("worked") and not self._is_importing:
+            self._is_importing = True
+            with suppress(OSError):  # it was killed, and another takes its place when needed
+                self._standby[1].send(IMPORT)
 
     def _next_wait(self, crash: str, *, worked: float) -> float:
         """Return how long the next session waits; exit if there is to be none."""
@@ -346,6 +398,14 @@ class Parent:
 
 def _socket_pair() -> tuple[socket.socket, socket.socket]:
     return socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+
+
+def _fork() -> tuple[int, socket.socket]:
+    """Return the id of a new process, which is 0 there, and this end of its socket."""
+    ours, theirs = _socket_pair()
+    pid = os.fork()
+    (theirs if pid else ours).close()
+    return pid, ours if pid else theirs
 
 
 def _receive(channel: socket.socket, sent: Message) -> bool:

@@ -70,6 +70,7 @@ class RankActor(ServiceProcess):
         Raises:
             InputError: The model cannot be trained, or the cores do not exist.
         """
+        gc.disable()  # while it imports, of which collecting would be a fifth
         keep_logs_small()
         allow_open_files()
         self._title = asyncio.create_task(keep_title("RankActor", self._state))
@@ -80,6 +81,7 @@ class RankActor(ServiceProcess):
         self._metrics = LearnerMetrics()
         gc.collect()
         gc.freeze()  # what was loaded stays; scanning it again would take most of a second
+        gc.enable()
 
     def _rank_type(self) -> type["Rank"]:
         from learner.ranks.rank import Rank

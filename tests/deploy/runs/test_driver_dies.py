@@ -1,6 +1,7 @@
 """A whole run whose command is killed again and again: it goes on by itself, without `resume`."""
 
 import random
+import re
 import time
 from collections import Counter
 from contextlib import suppress
@@ -12,7 +13,6 @@ import pytest
 from deploy.cluster.cleanup import TRACKER, left_folders
 from tests.deploy.processes import started_for, wait_for_end
 from tests.deploy.running import ACTOR, BROADCASTER, BROKER, RANK, WAIT_SECONDS, Running
-from tests.deploy.runtime.test_session_process import links
 from tests.waiting import until
 
 pytestmark = [pytest.mark.slow, pytest.mark.ray, pytest.mark.deepspeed, pytest.mark.timeout(3000)]
@@ -34,17 +34,14 @@ def commands(folder):
     return processes
 
 
-def watches(process):
-    """Return True if a process waits for the end of another one, as a parent does."""
-    with suppress(OSError):
-        return "anon_inode:[pidfd]" in {*links(Path(f"/proc/{process.pid}/fd"))}
-    return False
-
-
 def watched_pair(folder):
-    """Return parent and session, if there are just these and the parent watches."""
-    both = commands(folder)
-    return both if len(both) == 2 and any(map(watches, both)) else None
+    """Return a parent and the session whose end it waits for; None while none does."""
+    for parent in commands(folder):
+        with suppress(OSError, psutil.NoSuchProcess):
+            for file in Path(f"/proc/{parent.pid}/fdinfo").iterdir():
+                if watched := re.search(r"^Pid:\t(\d+)$", file.read_text(), re.MULTILINE):
+                    return parent, psutil.Process(int(watched[1]))
+    return None
 
 
 def test_a_run_outlives_the_death_of_its_raylet(headway):
@@ -95,7 +92,9 @@ def kind(process):
         return title
     scripts = [Path(word).name for word in words if word.endswith(".py")]
     is_session = {"run", "resume"} & {*words} and any("headway" in word for word in words[:3])
-    return "session" if is_session else (*scripts, Path(words[0]).name)[0]
+    if is_session:
+        return "session" if process.children() else "standby"
+    return (*scripts, Path(words[0]).name)[0]
 
 
 def below(command):

@@ -36,7 +36,10 @@ session_process.SETTLED_SECONDS = float(os.environ.get("SETTLED_SECONDS", "600")
 if "INTERRUPTED" in os.environ:  # between two sessions
     session_process.History.next_wait = lambda *_, **__: os.kill(os.getpid(), signal.SIGINT) or 0.0
 raise_interrupts()
-session = session_process.begin_session(lambda run: (run / "cleared").touch())
+session = session_process.begin_session(
+    lambda run: (run / "cleared").touch(),
+    lambda: (folder / "imported").write_text(str(os.getpid())),
+)
 session.begin()
 log = folder / "sessions"
 number = log.read_text().count("\\n") if log.exists() else 0
@@ -187,6 +190,50 @@ def test_a_session_whose_parent_is_killed_gets_another_and_both_may_die_again(tm
     assert command.end()[0] == -signal.SIGKILL
 
 
+def standby_of(parent, session):
+    [standby] = [child for child in parent.children() if child != session]
+    return standby
+
+
+def test_the_next_session_is_a_process_that_has_imported_since_the_last_one_worked(tmp_path):
+    goes_on = ("goes on", LIMIT)
+    command = Command(tmp_path, [goes_on, ("works",), ("waits",)], [goes_on, ("ends", 3)])
+    session = psutil.Process(command.waits(0).pid)
+    standby = standby_of(session.parent(), session)
+    until(lambda: (tmp_path / "imported").exists() and (tmp_path / "imported").read_text())
+    session.kill()
+    assert command.end() == (3, "")
+    assert (tmp_path / "imported").read_text() == str(standby.pid)
+    assert command.sessions()[1].pid == standby.pid
+    assert command.sessions()[1].crashes == ["its process was ended by SIGKILL"]
+
+
+def test_the_death_of_a_process_that_stands_by_counts_as_none_and_another_begins(tmp_path):
+    command = Command(tmp_path, [("goes on", LIMIT), ("waits",)], [("ends", 3)])
+    session = psutil.Process(command.waits(0).pid)
+    standby = standby_of(session.parent(), session)
+    standby.kill()
+    until(lambda: standby.status() == psutil.STATUS_ZOMBIE)
+    session.kill()
+    assert command.end() == (3, "")
+    assert (command.sessions()[1].in_a_row, len(command.sessions()[1].crashes)) == (1, 1)
+
+
+def test_a_process_that_stands_by_ends_with_its_parent_but_not_once_it_is_the_session(tmp_path):
+    waits = [("goes on", LIMIT), ("waits",)]
+    command = Command(tmp_path, waits, [*waits, ("ends", 0)])
+    parent, first = psutil.Process(command.process.pid), psutil.Process(command.waits(0).pid)
+    first.kill()
+    session = psutil.Process(command.waits(1).pid)
+    standby = standby_of(parent, session)
+    kill_parent(session, parent)
+    until(lambda: not standby.is_running())
+    assert session.is_running()
+    session.send_signal(signal.SIGINT)
+    until(lambda: not session.is_running())
+    command.end()
+
+
 def test_a_parent_that_cannot_be_started_is_tried_again_and_passes_interrupts_on(tmp_path):
     command = Command(tmp_path, [("goes on", LIMIT), ("lacks memory",), ("waits",), ("ends", 0)])
     session = psutil.Process(command.waits(0).pid)
@@ -201,9 +248,7 @@ def test_an_interrupt_before_a_restart_ends_the_command(tmp_path):
     died = json.dumps({"in_a_row": 4})  # so that the wait is 16 s
     plan = [[("goes on", 9), ("dies",)], [("ends", 0)]]
     command = Command(tmp_path, *plan, HEADWAY_SESSION=died)
-    parent, first = psutil.Process(command.process.pid), until(command.sessions)[0].pid
-    until(lambda: [child for child in parent.children() if child.pid != first])
-    assert not RunDirectory(tmp_path).lock.rests(), "it goes on soon"
+    until(lambda: not RunDirectory(tmp_path).lock.rests())  # it goes on soon
     command.process.send_signal(signal.SIGINT)
     code, errors = command.end()
     assert (code, len(command.sessions())) == (130, 1)
@@ -370,7 +415,7 @@ def test_an_error_ends_the_run_unless_it_may_pass(
 
     session = Sent(crash, has_worked)
     monkeypatch.setattr(session_process, "received", SimpleNamespace(any=lambda: False))
-    monkeypatch.setattr(session_process, "begin_session", lambda end_leftovers: session)
+    monkeypatch.setattr(session_process, "begin_session", lambda *_: session)
     monkeypatch.setattr(app, "app", fail)
     monkeypatch.setattr(sys, "argv", ["headway", "resume", "mine"])
     monkeypatch.setattr(sys, "path", [*sys.path])
