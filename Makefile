@@ -13,7 +13,7 @@ TORCH := $(shell grep '^torch==' $(LOCK))
 UV := uv==0.13.9
 PYTHONS := 3.11 3.12 3.13
 
-.PHONY: help setup setup-gpu demo test test-fast test-heavy test-slow test-gpu test-pythons coverage red-team trl test-trl test-agents test-trackers test-s3 test-notebook test-prometheus test-browser real-model test-real-model lint check format figures pages bench clean
+.PHONY: help setup setup-gpu demo test test-fast test-heavy test-slow test-gpu test-pythons coverage red-team trl test-trl tunix test-tunix test-agents test-trackers test-s3 test-notebook test-prometheus test-browser real-model test-real-model lint check format figures pages bench clean
 
 help:  ## Show what there is
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 14
@@ -93,12 +93,18 @@ setup-gpu:  ## Create .venv anew with the CUDA builds of deploy/locks/gpu.txt, f
 	$(BIN)/pip install --quiet --no-deps --editable .
 	touch $(STAMP)
 
-trl: setup  ## Install TRL beside the environment, for `make test-trl` and `headway bench versus-trl`
+trl: setup  ## Install TRL beside the environment, for `make test-trl` and `headway bench peers`
 	$(BIN)/pip install --quiet --no-deps --upgrade --target .trl -r deploy/locks/trl.txt
 
 test-trl: trl  ## Compare losses with TRL's own code
 	PYTHONPATH=$(CURDIR)/.trl $(BIN)/python -m pytest -m slow tests/learner/losses/test_losses_trl.py \
 		tests/learner/supervised/test_prefer_trl.py
+
+tunix: setup  ## Install Tunix beside the environment, for `make test-tunix` and `headway bench peers`
+	$(BIN)/pip install --quiet --no-deps --upgrade --target .tunix -r deploy/locks/tunix.txt
+
+test-tunix: tunix  ## Train with Tunix from the weights that transformers reads
+	PYTHONPATH=$(CURDIR)/.tunix $(BIN)/python -m pytest -m slow tests/benchmarks/loop/test_tunix_worker.py
 
 red-team: setup  ## Hostile completions, texts, networks, signals, whole runs, damaged files, races; ends with tables
 	RED_TEAM_TABLE=$(VENV)/red-team.txt $(PYTEST) -q -m "slow or not slow" tests/red_team
@@ -173,4 +179,4 @@ bench: setup  ## Measure what a weight update costs; `headway bench async` measu
 	$(BIN)/headway bench update-pause
 
 clean:  ## Remove the environment and caches, not the runs
-	rm -rf $(VENV) .venv-* .coverage .trl .verifiers .agents .openenv .trackers .s3 .notebook .prometheus .chromium .smollm2 .gpu .mypy_cache .pytest_cache .ruff_cache .hypothesis build *.egg-info
+	rm -rf $(VENV) .venv-* .coverage .trl .tunix .verifiers .agents .openenv .trackers .s3 .notebook .prometheus .chromium .smollm2 .gpu .mypy_cache .pytest_cache .ruff_cache .hypothesis build *.egg-info

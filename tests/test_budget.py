@@ -17,7 +17,7 @@ BUDGET = {
     "actors": 17185,
     "learner": 12514,
     "deploy": 21937,
-    "benchmarks": 9022,
+    "benchmarks": 9235,
     "examples": 548,
 }
 """Most lines of Python of each package."""

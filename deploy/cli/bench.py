@@ -27,6 +27,7 @@ BENCHMARKS = {
     "generate": "rollouts.generate",
     "lora": "weights.lora",
     "metrics": "observability.metrics_cost",
+    "peers": "loop.peers",
     "plan": "loop.plan_check",
     "presets": "loop.presets",
     "queue": "broker.queue",
@@ -35,7 +36,6 @@ BENCHMARKS = {
     "staleness": "loop.staleness",
     "train": "training.train",
     "update-pause": "weights.update_pause",
-    "versus-trl": "loop.versus_trl",
     "weight-sync": "weights.weight_sync",
 }
 """Modules of the folder `benchmarks`, by the name that the command gives them."""

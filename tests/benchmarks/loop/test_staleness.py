@@ -1,4 +1,4 @@
-"""`headway bench staleness` and `versus-trl`: their figures, and the first from end to end."""
+"""`headway bench staleness`: its figures, and all of it from end to end."""
 
 import json
 import os
@@ -14,7 +14,6 @@ from benchmarks.harness.checkpoint_scores import RECIPE as SCORED_RECIPE
 from benchmarks.harness.comparison import measure_scored, scored_figures
 from benchmarks.harness.record import code_checksum
 from benchmarks.harness.training_runs import Arm
-from benchmarks.loop import versus_trl
 from benchmarks.loop.first_picture import fitted_steps
 from benchmarks.loop.staleness import StalenessOptions, measure, own_correction, plan, read_arm
 from benchmarks.loop.staleness_conclusions import conclude
@@ -28,31 +27,6 @@ from tests.deploy.conftest import RECIPE
 from tests.deploy.leased import train_early
 from tests.deploy.trained import create
 from tests.waiting import until
-
-
-@pytest.mark.parametrize(
-    ("runs", "expected"),
-    [
-        ([("Headway", 0, 100.0, 10.0), ("TRL", 0, 50.0, 15.0)], (2.0, 10 / 15)),
-        ([("Headway", 0, 100.0, 10.0), ("TRL", 0, 50.0, None)], (2.0, None)),
-        (
-            [("Headway", 0, 90.0, 9.0), ("Headway", 1, 80.0, 8.0), ("TRL", 1, 40.0, 16.0)],
-            (2.0, 0.5),
-        ),
-        ([("TRL", 0, 40.0, 16.0)], (None, None)),
-    ],
-    ids=["both", "no target", "one seed failed", "Headway failed"],
-)
-def test_headway_stands_beside_trl_within_a_seed(runs, expected):
-    keys = ("name", "seed", "samples_per_second", "seconds_to_target")
-    result = versus_trl.conclude([dict(zip(keys, run, strict=True)) for run in runs])
-    assert (result["throughput"], result["time"]) == expected
-
-
-def test_a_recipe_with_an_objective_that_trl_does_not_get_is_refused():
-    versus_trl.check_alike(load_recipe("demo"))
-    with pytest.raises(InputError, match=r"learner\.advantage = 'rloo'"):
-        versus_trl.check_alike(load_recipe("demo", ['learner.advantage="rloo"']))
 
 
 def trained_arm(folder, *, steps, **late):

@@ -73,8 +73,8 @@ def test_the_folder_of_figures_is_made_before_they_are_measured(tmp_path):
 
 def test_an_unknown_benchmark_names_those_there_are():
     known = (
-        "there are agents, async, chaos, checkpoint, episodes, generate, lora, metrics, plan, "
-        "presets, queue, rewards, scale, staleness, train, update-pause, versus-trl, weight-sync"
+        "there are agents, async, chaos, checkpoint, episodes, generate, lora, metrics, peers, "
+        "plan, presets, queue, rewards, scale, staleness, train, update-pause, weight-sync"
     )
     with pytest.raises(InputError, match=known):
         start("speed", [])

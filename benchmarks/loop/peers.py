@@ -1,15 +1,16 @@
-"""Comparison with TRL's GRPOTrainer: the same model, task, batches, steps, cores and seeds.
+"""Comparison with TRL and Tunix: the same model, task, batches, steps, cores and seeds.
 
-    headway bench versus-trl [RECIPE] [--seeds 0,1,2] [--microbatch 32] [--threads 2]
+    headway bench peers [RECIPE] [--peers trl,tunix] [--seeds 0,1,2] [--microbatch 32] [--threads 2]
 
-TRL samples by transformers: its vLLM cannot take new weights on a CPU. Which of its settings is
-best depends on the machine: try several on one seed. Needs `make trl`, and a quiet machine. An
-existing folder of --out is continued.
+TRL samples by transformers: its vLLM cannot take new weights on a CPU. Tunix samples by its own
+sampler in JAX. Which of TRL's settings is best depends on the machine: try several on one seed.
+Needs `make trl` and `make tunix`, and a quiet machine. An existing folder of --out is continued.
 """
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from operator import attrgetter
+from pathlib import Path
 from statistics import median
 from typing import Annotated
 
@@ -25,7 +26,7 @@ from benchmarks.harness.comparison import (
 )
 from benchmarks.harness.cores import all_cores
 from benchmarks.harness.record import ROOT, Record
-from benchmarks.harness.study import Study, choice
+from benchmarks.harness.study import Study, choice, name_of, several
 from benchmarks.harness.training_runs import BATCHES, Arm, conditions, vary
 from benchmarks.loop.comparison_report import group, medians_table, seeds_of
 from benchmarks.loop.run_figures import speed
@@ -37,10 +38,10 @@ from headway.errors import InputError
 from learner.config.objective import ObjectiveConfig
 
 HEADWAY = "Headway"
-TRL = ROOT / ".trl"
-TRL_WORKER = "benchmarks.loop.trl_worker"
-SETTINGS = "trl.json"
-"""File in the folder of a TRL run: its settings and versions."""
+PEERS = {"trl": "TRL", "tunix": "Tunix"}
+"""Their names in tables, by those of their packages, make targets and workers."""
+SETTINGS = "peer.json"
+"""File in the folder of a peer's run: its settings and versions."""
 GENERATION = ("padded", "continuous")
 UNLIKE = {"loss_options", "fixed_length", "positive_reward", "recompute_proximal"}
 ALIKE = (
@@ -50,7 +51,7 @@ ALIKE = (
     *(f"actors.{key}" for key in ("overlong", "missing_eos_penalty")),
     "queues.filter_tied",
 )
-"""Settings in which TRL is like the demo; `objective` is the part of [learner] about the loss."""
+"""Settings in which peers are like the demo; `objective` is the part of [learner] on the loss."""
 COLUMNS = {
     "samples/s": ("samples_per_second", "{:.1f}"),
     "tokens a rollout": ("tokens_per_rollout", "{:.1f}"),
@@ -59,20 +60,24 @@ COLUMNS = {
 }
 
 
-class TrlOptions(ScoredOptions):
-    """Options of `headway bench versus-trl`."""
+class PeerOptions(ScoredOptions):
+    """Options of `headway bench peers`."""
 
+    peers: Annotated[Sequence[str], several(name_of(PEERS), "Next to Headway.")] = (*PEERS,)
     microbatch: Annotated[int, typer.Option(min=1, help="TRL's, in rollouts.")] = 32
     threads: Annotated[int, typer.Option(min=1, help="TRL's.")] = 2
     generation: Annotated[str, choice(GENERATION, "How TRL samples.")] = GENERATION[0]
     score_every: ScoreEvery = 5
 
 
-def plan(options: TrlOptions) -> Comparison[TrlOptions]:
+def plan(options: PeerOptions) -> Comparison[PeerOptions]:
     """Return the runs of every seed; raises `InputError` where they cannot be measured."""
-    if not (TRL / "trl").exists():
-        raise InputError(f"{TRL} has no TRL: install it with `make trl`")
-    plan = scored_plan(options, "versus-trl", lambda seeded: arms_of(seeded, options))
+    for peer in options.peers:
+        if not (folder_of(peer) / peer).exists():
+            raise InputError(
+                f"{folder_of(peer)} has no {PEERS[peer]}: install it with `make {peer}`"
+            )
+    plan = scored_plan(options, "peers", lambda seeded: arms_of(seeded, options))
     check_alike(plan.base)
     all_cores(plan.base)
     samples = plan.base.prompts.groups_per_batch * plan.base.prompts.group_size
@@ -83,36 +88,43 @@ def plan(options: TrlOptions) -> Comparison[TrlOptions]:
     return plan
 
 
+def folder_of(peer: str) -> Path:
+    """Return the folder that a peer is installed in."""
+    return ROOT / f".{peer}"
+
+
 def check_alike(base: RunConfig) -> None:
-    """Refuse a recipe with a setting that TRL is not given here; the `InputError` names it."""
+    """Refuse a recipe with a setting that peers are not given here; the `InputError` names it."""
     demo = load_recipe("demo")
     for key in sorted(ALIKE):
         value, given = (attrgetter(key)(config) for config in (base, demo))
         if value != given:
             shown = key.replace("objective.", "learner.")
-            raise InputError(f"{shown} = {value!r}: TRL is only given {given!r} here")
+            raise InputError(f"{shown} = {value!r}: peers are only given {given!r} here")
     if set(base.objective.loss_options) != {"cap_high"}:
-        raise InputError("learner.loss_options: TRL is only given 'cap_high' here")
+        raise InputError("learner.loss_options: peers are only given 'cap_high' here")
 
 
-def arms_of(base: RunConfig, options: TrlOptions) -> Sequence[Arm]:
-    """Return Headway's run of a seed, and that of TRL."""
-    seed, size, threads, generation = (
-        base.seed,
-        options.microbatch,
-        options.threads,
-        options.generation,
-    )
-    trl = Arm(
-        name=f"TRL, microbatch {size}, threads {threads}, {generation}",
-        seed=seed,
-        config=vary(base, f"trl-{size}-{threads}-{generation}-seed{seed}"),
-        worker=(TRL_WORKER, str(size), generation, str(threads)),
-    )
-    return [Arm(name=HEADWAY, seed=seed, config=vary(base, f"headway-seed{seed}")), trl]
+def arms_of(base: RunConfig, options: PeerOptions) -> Sequence[Arm]:
+    """Return Headway's run of a seed, and that of each peer."""
+    seed = base.seed
+    of_trl = {key: getattr(options, key) for key in ("microbatch", "generation", "threads")}
+    arms = [Arm(name=HEADWAY, seed=seed, config=vary(base, f"headway-seed{seed}"))]
+    for peer in options.peers:
+        own = of_trl if peer == "trl" else {}
+        values = [str(value) for value in own.values()]
+        arms.append(
+            Arm(
+                name=", ".join([PEERS[peer], *(f"{key} {value}" for key, value in own.items())]),
+                seed=seed,
+                config=vary(base, "-".join([peer, *values, f"seed{seed}"])),
+                worker=(f"benchmarks.loop.{peer}_worker", *values),
+            )
+        )
+    return arms
 
 
-def measure(plan: Comparison[TrlOptions]) -> Iterator[Record]:
+def measure(plan: Comparison[PeerOptions]) -> Iterator[Record]:
     cores = all_cores(plan.base)
     bind_process(parse_cores(cores), "actors.cores with learner.cores")
     facts = {
@@ -127,53 +139,58 @@ def measure(plan: Comparison[TrlOptions]) -> Iterator[Record]:
 
 
 def read_arm(arm: Arm) -> Record:
-    """Return the figures of a run of Headway or TRL."""
-    rows, trl = arm.directory.rows(BATCHES), arm.directory.path / SETTINGS
+    """Return the figures of a run of Headway or a peer."""
+    rows, peer = arm.directory.rows(BATCHES), arm.directory.path / SETTINGS
     return {
-        "trl": json.loads(trl.read_text()) if arm.worker[0] == TRL_WORKER else None,
+        "peer": json.loads(peer.read_text()) if peer.exists() else None,
         **speed(rows),
         "step_finished_at": [row["step_finished_at"] for row in rows],
     }
 
 
 def conclude(runs: Sequence[Record]) -> Record:
-    """Return Headway's samples/s and seconds to the target over TRL's, medians over seeds.
+    """Return Headway's samples/s and seconds to the target over each peer's, medians over seeds.
 
     A seed with which one of them failed is left out; None where one did not reach the target.
     """
-    ours, theirs = (
-        {run["seed"]: run for run in runs if (run["name"] == HEADWAY) is own}
-        for own in (True, False)
-    )
+    by_name: dict[str, dict[int, Record]] = {}
+    for run in runs:
+        by_name.setdefault(run["name"].partition(",")[0], {})[run["seed"]] = run
+    ours = by_name.pop(HEADWAY, {})
 
-    def ratio(key: str) -> float | None:
+    def ratio(theirs: Mapping[int, Record], key: str) -> float | None:
         values = [(ours[seed][key], theirs[seed][key]) for seed in ours.keys() & theirs.keys()]
         if not values or any(None in pair for pair in values):
             return None
         return float(median(own / other for own, other in values))
 
-    return {"throughput": ratio("samples_per_second"), "time": ratio("seconds_to_target")}
+    keys = {"throughput": "samples_per_second", "time": "seconds_to_target"}
+    return {
+        peer: {name: ratio(theirs, key) for name, key in keys.items()}
+        for peer, theirs in by_name.items()
+    }
 
 
 def table(record: Record) -> str:
-    runs, ratios = record["arms"], record["conclusions"]
+    runs = record["arms"]
     seeds = seeds_of(runs)
     title = f"medians of {seeds} seed(s), {record['steps']} steps, target {record['target']:g}"
     lines = [medians_table("", group(runs, ""), COLUMNS, seeds=seeds, title=title)]
     lines += [conditions(record), *failures(runs)]
-    for what, key in (("samples/s", "throughput"), ("seconds to the target", "time")):
-        ratio = ratios[key]
-        lines.append(f"{what} over TRL's: {'–' if ratio is None else f'{ratio:.2f}'}")
+    for peer, ratios in record["conclusions"].items():
+        for what, key in (("samples/s", "throughput"), ("seconds to the target", "time")):
+            ratio = ratios[key]
+            lines.append(f"{what} over {peer}'s: {'–' if ratio is None else f'{ratio:.2f}'}")
     return "\n".join(lines)
 
 
 STUDY = Study(
-    name="versus-trl",
-    options=TrlOptions,
+    name="peers",
+    options=PeerOptions,
     plan=plan,
     in_folder=True,
     continued=True,
-    file="versus_trl.json",
+    file="peers.json",
     measure=measure,
     conclude=lambda record: {"conclusions": conclude(record["arms"])},
     table=table,
