@@ -86,7 +86,8 @@ class QueuesConfig(Section):
     a floor, below which the window is narrowed whatever that costs; None: 0.9."""
     ess_batches: int = Field(default=4, ge=1)
     """With ess_target: batches for each decision, since the figure of one batch is noisy. With
-    max_staleness = "auto" the fewest; a decision takes w + 1 in a window w that is wider."""
+    max_staleness = "auto" the fewest; a decision takes w + 1 in a window w that is wider, and once
+    w was narrowed twice the fewest."""
     filter_tied: Annotated[bool, ADMITTED] = False
     """Dynamic sampling: drop a group whose rollouts all earned the same task reward, since it holds
     no signal, and generate another in its place. Only for advantages that compare the rollouts of a

@@ -12,12 +12,12 @@ import pytest
 ROOT = Path(__file__).parent.parent
 BUDGET = {
     "headway": 1977,
-    "queues": 6770,
+    "queues": 6796,
     "weight_sync": 4512,
     "actors": 17185,
     "learner": 12514,
-    "deploy": 21937,
-    "benchmarks": 9235,
+    "deploy": 21962,
+    "benchmarks": 9452,
     "examples": 548,
 }
 """Most lines of Python of each package."""

@@ -2,8 +2,9 @@
 
     python -m benchmarks.harness.checkpoint_scores TEMPERATURE RECIPE.json RUN...
 
-Every checkpoint is published as a version of its own and scored, at temperature 0 greedily: the
-last of a run on `heldout.final_size` problems, the others on the first `heldout.size` of them.
+Every checkpoint is published as a version of its own and scored on the first `heldout.size`
+problems, at temperature 0 greedily, and the last of a run on the rest of `heldout.final_size` too:
+points of a curve are of the same problems, and the last score is of more.
 Writes `scores.json` of each run, and `initial_score.json` of their folder.
 """
 
@@ -60,7 +61,8 @@ def score_runs(base: RunConfig, runs: Sequence[Path], *, temperature: float = 0.
 def read_scores(run: Path) -> dict[int, Record]:
     """Return the scores of a run by version, with that of the initial model as version 0.
 
-    A `score` is the mean of `scored` rollouts; `failed` others are left out.
+    A `score` is the mean of `scored` rollouts; `failed` others are left out. The last version of a
+    run may have them of more problems too, as `final`.
     """
     initial = json.loads((run.parent / INITIAL).read_text())
     scores = json.loads((run / SCORES).read_text())
@@ -70,16 +72,17 @@ def read_scores(run: Path) -> dict[int, Record]:
 def learning(rows: Sequence[Record], scores: Mapping[int, Record], target: float | None) -> Record:
     """Return the held-out scores over seconds of training, the last one, and the target's time.
 
-    `versions` and `scored` are those of the points of `curve`. Seconds are from the first wait for
-    a batch to the step that made the version.
+    `versions` and `scored` are those of the points of `curve`, which are of the same problems;
+    `score` and `heldout` are of all final problems. Seconds are from the first wait for a batch to
+    the step that made the version.
     """
     began = rows[0]["wait_started_at"]
     ends = {row["version"] + 1: row["step_finished_at"] - began for row in rows}
     versions = sorted(scores)
     curve = [(ends.get(version, 0.0), scores[version]["score"]) for version in versions]
-    last = scores[max(scores)]
+    last = scores[versions[-1]].get("final", scores[versions[-1]])
     return {
-        "score": curve[-1][1],
+        "score": last["score"],
         "seconds": curve[-1][0],
         "seconds_to_target": None if target is None else seconds_to(curve, target),
         "curve": curve,
@@ -136,37 +139,57 @@ async def write_scores(
     usual, final = config.heldout.size, config.heldout.final_size or config.heldout.size
     versions = itertools.count(1)
 
-    async def score(version: int, model: Path, size: int) -> Record:
+    async def score(version: int, model: Path, first: int, end: int) -> Record:
+        problems = inputs.prompts.problems[first:end]
+        name = f"{'further' if first else 'score'}@{version}"
         try:
             async with asyncio.timeout(seconds):
-                problems = inputs.prompts.problems[:size]
-                result = await _score(fleet.broker, version, problems, temperature)
+                return await _score(fleet.broker, name, version, problems, temperature)
         except TimeoutError:
-            raise RunFailed(f"{model}: {size} problems took longer than {seconds:g} s") from None
+            raise RunFailed(
+                f"{model}: {len(problems)} problems took longer than {seconds:g} s"
+            ) from None
         except RunFailed as error:
             raise RunFailed(f"{model}: {error}") from None
+
+    def progress(model: Path, result: Record) -> None:
         with (config.deploy.runs_dir / SCORED).open("a") as scored:
             scored.write(f"{model} {Score.of(result)}\n")
-        return result
 
     await fleet.publish(0, start)
     if not initial.exists():
-        initial.write_text(json.dumps(await score(0, start, usual)))
+        initial.write_text(json.dumps(result := await score(0, start, 0, usual)))
+        progress(start, result)
     for run in runs:
         scores: dict[int, Record] = {}
         for version, path in (folders := checkpoints(run)):
             await fleet.publish(published := next(versions), path)
-            size = final if path == folders[-1][1] else usual
-            scores[version] = await score(published, path, size)
-            print(f"{run.name} v{version}: {Score.of(scores[version])}", flush=True)
+            result = scores[version] = await score(published, path, 0, usual)
+            if path == folders[-1][1] and final > usual:
+                further = await score(published, path, usual, final)
+                result = together(result, further)
+                scores[version]["final"] = result
+            print(f"{run.name} v{version}: {Score.of(result)}", flush=True)
+            progress(path, result)
         (run / SCORES).write_text(json.dumps(scores) + "\n")
 
 
+def together(first: Record, second: Record) -> Record:
+    """Return the score of the rollouts of two scores."""
+    scored = first["scored"] + second["scored"]
+    total = sum(part["score"] * part["scored"] for part in (first, second))
+    failed = first["failed"] + second["failed"]
+    return {"score": total / scored, "scored": scored, "failed": failed}
+
+
 async def _score(
-    broker: "BrokerClient", version: int, problems: Sequence[Prompt], temperature: float
+    broker: "BrokerClient",
+    name: str,
+    version: int,
+    problems: Sequence[Prompt],
+    temperature: float,
 ) -> Record:
     """Return the score of a published version, and the counts of what it is the mean of."""
-    name = f"score@{version}"
     await broker.evaluate(name, problems, temperature=temperature, min_version=version)
     while (result := await broker.evaluation(name, timeout=10.0)) is None:
         pass

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from benchmarks.harness.study import Study
+from benchmarks.harness.study import Study, markdown_table
 
 COLUMNS = (
     *("run", "greedy", "sampled", "batches", "seconds", "to the first batch", "samples/s"),
@@ -12,10 +12,10 @@ COLUMNS = (
 """Of a table of runs; the lag is the largest."""
 
 
-def made(taken: Mapping[str, Any], commands: Sequence[str]) -> str:
+def made(taken: Mapping[str, Any]) -> str:
     """Return by which commands, when, of which code and where a figure was taken."""
     facts = taken["machine"]
-    lines = "\n".join(f"    {command}" for command in commands)
+    lines = "\n".join(f"    {command}" for command in taken["commands"])
     return (
         f"{lines}\n\nTaken on {taken['time'][:10]} at commit {taken['commit'][:8]} in "
         f"{taken['seconds'] / 60:.0f} minutes, on {facts['cores']} cores ({facts['cpu']}) that "
@@ -33,8 +33,7 @@ def record_block(study: Study[Any], record: Mapping[str, Any]) -> str:
 
 def summaries_block(summaries: Sequence[Mapping[str, Any]]) -> str:
     """Return a table of the summaries of runs: scores before and after, seconds and lag."""
-    rows = [COLUMNS, ["---"] * len(COLUMNS), *map(_row, summaries)]
-    return "\n".join(f"| {' | '.join(row)} |" for row in rows)
+    return markdown_table(COLUMNS, map(_row, summaries))
 
 
 def _row(summary: Mapping[str, Any]) -> list[str]:

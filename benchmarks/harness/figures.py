@@ -5,8 +5,8 @@
     make pages                        # the pages alone, from what is stored
 
 `figures.toml` lists them, `results/figures.json` what each was taken of. One is taken again
-where the code has changed since. Of a page, the blocks between `<!-- figures: NAME -->` and
-`<!-- end of figures -->` are written; everything else is written by hand.
+where its commands, or the code that trains runs, have changed since. Of a page, the blocks between
+`<!-- figures: NAME -->` and `<!-- end of figures -->` are written; the rest is written by hand.
 """
 
 import argparse
@@ -39,8 +39,8 @@ from headway.nearest_name import nearest
 INDEX = RESULTS / "figures.json"
 WORK = ROOT / "runs" / "figures"
 """Folder of runs, logs and unfinished studies."""
-PICTURES = (".png", ".svg", ".md")
-"""Endings of what a benchmark writes beside its record."""
+PICTURES = (".png", ".svg")
+"""Endings of what a benchmark writes beside its record, and shows on its page."""
 BLOCK = re.compile(r"(<!-- figures: (\w+) -->\n).*?(<!-- end of figures -->)", re.DOTALL)
 
 
@@ -64,6 +64,11 @@ class Figure(BaseModel):
     curve: str = ""
     """A picture of the held-out scores."""
 
+    def command_lines(self) -> list[str]:
+        """Return the commands that take it, for the seed SEED."""
+        benches = [f"headway bench {self.bench}"] if self.bench else []
+        return benches + [command.format(seed="SEED") for command in self.commands]
+
     def summaries(self) -> dict[str, Path]:
         """Return the files of the summaries by the names of the runs."""
         return {
@@ -86,7 +91,7 @@ def read_figures() -> dict[str, Figure]:
 
 
 def read_index() -> dict[str, Record]:
-    """Return what each stored figure was taken of: time, commit, code, machine."""
+    """Return what each stored figure was taken of: commands, time, commit, code, machine."""
     index: dict[str, Record] = json.loads(INDEX.read_text()) if INDEX.exists() else {}
     return index
 
@@ -94,7 +99,10 @@ def read_index() -> dict[str, Record]:
 def chosen(
     figures: Mapping[str, Figure], only: str, index: Mapping[str, Record], code: str
 ) -> list[str]:
-    """Return the names of the figures that are to be taken; raises InputError for unknown ones."""
+    """Return the names of the figures that are to be taken; raises InputError for unknown ones.
+
+    `code` is the present checksum.
+    """
     names = [name for name in only.split(",") if name]
     for name in names:
         if name not in figures:
@@ -102,8 +110,12 @@ def chosen(
                 f"ONLY={only}: no figure {name!r}; there are {', '.join(figures)}"
                 f"{nearest(name, figures)}"
             )
-    wanted = names or figures
-    return [name for name in figures if name in wanted and index.get(name, {}).get("code") != code]
+    taken = {name: (facts.get("code"), facts.get("commands")) for name, facts in index.items()}
+    return [
+        name
+        for name, figure in figures.items()
+        if name in (names or figures) and taken.get(name) != (code, figure.command_lines())
+    ]
 
 
 def take(name: str, figure: Figure) -> None:
@@ -111,19 +123,35 @@ def take(name: str, figure: Figure) -> None:
     work, log = WORK / name, WORK / f"{name}.log"
     WORK.mkdir(parents=True, exist_ok=True)
     if figure.bench:
-        study = figure.study()
-        if not study.continued:
-            shutil.rmtree(work, ignore_errors=True)
-        record = (
-            work / study.file.format(name=study.name) if study.in_folder else work / "record.json"
-        )
-        out = work if study.in_folder else record
-        _run(f"headway bench {figure.bench} --out {shlex.quote(str(out))}", ROOT, log)
-        shutil.copy(record, RESULTS / f"{name}.json")
-        for picture in record.parent.glob(f"{record.stem}*"):
-            if picture.suffix in PICTURES:
-                shutil.copy(picture, RESULTS / picture.name.replace(record.stem, name, 1))
-        return
+        _take_bench(name, figure, work, log)
+    else:
+        _take_runs(figure, work, log)
+
+
+def _take_bench(name: str, figure: Figure, work: Path, log: Path) -> None:
+    """Run a benchmark; store its record, pictures and page under the name of the figure.
+
+    It goes on with runs that it has left unfinished, if code and options are still the same.
+    """
+    study, started = figure.study(), work.with_suffix(".started")
+    start = f"{code_checksum()} {figure.bench}"
+    if not (study.continued and started.exists() and started.read_text() == start):
+        shutil.rmtree(work, ignore_errors=True)
+    started.write_text(start)
+    record = work / (study.file.format(name=study.name) if study.in_folder else "record.json")
+    out = shlex.quote(str(work if study.in_folder else record))
+    _run(f"headway bench {figure.bench} --out {out}", ROOT / figure.folder, log)
+    shutil.copy(record, RESULTS / f"{name}.json")
+    for file in record.parent.glob(f"{record.stem}*"):
+        target = RESULTS / file.name.replace(record.stem, name, 1)
+        if file.suffix == ".md":
+            target.write_text(file.read_text().replace(f"]({record.stem}", f"]({name}"))
+        elif file.suffix in PICTURES:
+            shutil.copy(file, target)
+
+
+def _take_runs(figure: Figure, work: Path, log: Path) -> None:
+    """Run the commands with each seed; store the summaries, and draw their curve."""
     runs = f"--set deploy.runs_dir={shlex.quote(str(work))}"
     for seed in range(figure.seeds):
         for command in figure.commands:
@@ -158,12 +186,12 @@ def take_all(only: str) -> None:
     left = sum(figures[name].minutes for name in names)
     for number, name in enumerate(names, start=1):
         Terminal().say(f"{number}/{len(names)} {name}: about {left} min left")
-        facts, began = environment(), time.monotonic()
-        take(name, figures[name])
-        facts["seconds"] = time.monotonic() - began
+        figure, facts, began = figures[name], environment(), time.monotonic()
+        take(name, figure)
         del facts["command"]
+        facts |= {"seconds": time.monotonic() - began, "commands": figure.command_lines()}
         store({**read_index(), name: facts}, INDEX)
-        left -= figures[name].minutes
+        left -= figure.minutes
         write_pages()
     Terminal().say(
         f"{len(figures) - len(names)} of {len(figures)} figures are up to date or not asked for"
@@ -197,15 +225,13 @@ def filled(text: str) -> str:
 def describe(name: str, figure: Figure, taken: Record) -> str:
     """Return a stored figure as Markdown: how it was taken, and its table."""
     if figure.bench:
-        commands = [f"headway bench {figure.bench}"]
         record = json.loads((RESULTS / f"{name}.json").read_text())
         shown = record_block(figure.study(), record)
     else:
-        commands = [command.format(seed="SEED") for command in figure.commands]
         shown = summaries_block(
             [json.loads(file.read_text()) for file in figure.summaries().values()]
         )
-    return f"{made(taken, commands)}\n\n{shown}"
+    return f"{made(taken)}\n\n{shown}"
 
 
 def write_pages() -> None:

@@ -187,6 +187,12 @@ def cells(figures: Mapping[str, Any], columns: Columns) -> list[str]:
     return ["–" if value is None else form.format(value) for value, form in shown]
 
 
+def markdown_table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """Return a table of Markdown."""
+    lines = [head, ["---"] * len(head), *rows]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
 def text_table(head: Sequence[str], rows: Iterable[Sequence[str]], title: str = "") -> str:
     """Return a table with columns aligned: the first to the left, the others to the right."""
     lines = [list(head), *(list(row) for row in rows)]

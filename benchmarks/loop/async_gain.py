@@ -36,10 +36,9 @@ from benchmarks.loop.staleness_pictures import (
     plot_estimates,
     plot_speed,
     plot_speed_by_lag,
-    save_picture,
 )
 from deploy.config.run_config import RunConfig
-from deploy.report.plots import new_figure
+from deploy.report.plots import new_figure, save_picture
 from deploy.report.summary import WARM_UP
 from headway.cpu_cores import parse_cores
 from learner.config.learner import ModelConfig
@@ -189,7 +188,7 @@ def draw(record: Record, folder: Path) -> None:
     speed, by_lag = figure.subplots(1, 2)
     for runs in group(record["arms"], ALL_CORES).values():
         together = [estimate(run["samples_per_second"] for run in runs)]
-        plot_estimates(speed, [0.0], together, "synchronous, all cores in turn", fmt="s")
+        plot_estimates(speed, [0.0], together, label="synchronous, all cores in turn", fmt="s")
     speed.axhline(limits["actors"], color="tab:cyan", ls=":", label="actors alone")
     speed.axhline(limits["learner"], color="tab:purple", ls=":", label="learner on a full queue")
     plot_speed(speed, cells, "split devices")

@@ -2,6 +2,7 @@
 
 import time
 from math import floor
+from pathlib import Path
 
 from benchmarks.harness.checkpoint_scores import INITIAL, RECIPE, SCORES
 from benchmarks.harness.comparison import Comparison, Scored
@@ -20,7 +21,7 @@ def fitted_steps(plan: Comparison[Scored], arm: Arm, seconds: float, least: int)
     """Return the steps of every run with which all of them, and their scores, take some seconds.
 
     Trains and scores the slowest arm for a few steps first, which counts. More steps than the
-    recipe has are never returned.
+    recipe has are never returned. Times are those of files, as an interrupted comparison goes on.
 
     Raises:
         InputError: The time is too short for `least` steps.
@@ -33,16 +34,17 @@ def fitted_steps(plan: Comparison[Scored], arm: Arm, seconds: float, least: int)
     if not arm.is_finished():
         TrainingRuns(1).run(arm)
     plan.score([arm])
-    rows, path = arm.directory.rows(BATCHES), arm.directory.path
-    files = (arm.file(".environment.json"), arm.directory.summary_file, folder / RECIPE)
-    at = [file.stat().st_mtime for file in (*files, folder / INITIAL, path / SCORES)]
+    rows = arm.directory.rows(BATCHES)
+    begun, done = _written(arm.file(".environment.json")), _written(arm.directory.summary_file)
+    called, ready = _written(folder / RECIPE), _written(folder / INITIAL)
+    scored = _written(arm.directory.path / SCORES)
     trained = rows[-1]["step_finished_at"] - rows[0]["wait_started_at"]
     step = (rows[-1]["step_finished_at"] - rows[WARM_UP - 1]["step_finished_at"]) / (
         len(rows) - WARM_UP
     )
     runs, parts = sum(map(len, plan.arms)), sum(map(bool, plan.arms))
-    start, score = at[1] - at[0] - trained, at[4] - at[3]
-    fixed = runs * (start + SCORES_OF_RUN * score) + parts * max(0.0, at[3] - at[2])
+    start, score = done - begun - trained, scored - max(called, ready)
+    fixed = runs * (start + SCORES_OF_RUN * score) + parts * max(0.0, ready - called)
     left = SAFE * (seconds - (time.time() - began)) - fixed
     steps: int = min(plan.base.steps, floor(left / (runs * step)))
     if steps < least:
@@ -53,3 +55,8 @@ def fitted_steps(plan: Comparison[Scored], arm: Arm, seconds: float, least: int)
         )
     print(f"{steps} steps of {step:.2f} s at most: {runs} runs fit into {seconds / 60:g} min")
     return steps
+
+
+def _written(file: Path) -> float:
+    """Return when a file was written, in seconds of the epoch."""
+    return file.stat().st_mtime

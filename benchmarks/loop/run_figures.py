@@ -51,6 +51,7 @@ def read_run(directory: RunDirectory, *, leased_only: bool = False) -> Record:
         **training(
             rows, actors_idle=fmean(idle_share(curve, begin, end) for curve in engines.values())
         ),
+        "windows": [w for row in rows[WARM_UP:] if (w := row.get("staleness_window")) is not None],
         "lag_max": max(row["max_lag"] for row in batches if row["tokens_trained"]),
         "pauses": mean_count(pauses, begin, end) / len(engines),
         "groups_in_engines": mean_count(
@@ -102,14 +103,11 @@ def training(rows: Sequence[Row], *, actors_idle: float) -> Record:
     begin, end = window(rows)
     measured = rows[WARM_UP:]
     waits = sum(row["wait_finished_at"] - row["wait_started_at"] for row in measured)
-    steps = [row["step_finished_at"] - row["step_started_at"] for row in measured]
     rewards = [row["reward_mean"] for row in measured if row["reward_mean"] is not None]
     raw = ("step_finished_at", "tokens_trained", "rollouts_trained")
     return {
         **speed(rows),
         "learner_idle": waits / (end - begin),
-        "learner_step_seconds": fmean(steps),
-        "learner_other_seconds": (end - begin - waits - sum(steps)) / len(measured),
         "actors_idle": actors_idle,
         **off_policyness([row for row in measured if row["tokens_trained"]]),
         "reward_mean": fmean(rewards) if rewards else None,

@@ -7,6 +7,8 @@ from typing import NamedTuple
 
 from mpmath import betainc
 
+CHANCE = 0.05
+"""Share of intervals that do not hold the true mean."""
 LEAST_SEEDS = 3
 """Seeds from which on an interval is claimed."""
 
@@ -19,7 +21,7 @@ class Estimate(NamedTuple):
     high: float | None
     seeds: int
 
-    def text(self, form: str = ".3f") -> str:
+    def text(self, form: str) -> str:
         """Return the mean and the interval in brackets."""
         if self.low is None:
             return f"{self.mean:{form}}"
@@ -34,7 +36,7 @@ def estimate(values: Iterable[float | None]) -> Estimate | None:
     middle, count = fmean(known), len(known)
     if count < LEAST_SEEDS:
         return Estimate(middle, None, None, count)
-    half = t_quantile(0.975, count - 1) * stdev(known) / sqrt(count)
+    half = t_quantile(1 - CHANCE / 2, count - 1) * stdev(known) / sqrt(count)
     return Estimate(middle, middle - half, middle + half, count)
 
 

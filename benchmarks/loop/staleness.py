@@ -19,6 +19,7 @@ and the engines share the others.
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from math import ceil
 from typing import Annotated, Any, ClassVar
 
 import typer
@@ -34,14 +35,21 @@ from benchmarks.harness.record import Record, code_checksum
 from benchmarks.harness.study import Study, name_of, number, several
 from benchmarks.harness.training_runs import Arm, vary
 from benchmarks.loop import staleness_page
-from benchmarks.loop.first_picture import fitted_steps
+from benchmarks.loop.first_picture import SCORES_OF_RUN, fitted_steps
 from benchmarks.loop.run_figures import read_run
-from benchmarks.loop.staleness_conclusions import SYNCHRONOUS, UNBOUNDED, conclude
+from benchmarks.loop.staleness_conclusions import (
+    AUTO,
+    SYNCHRONOUS,
+    UNBOUNDED,
+    conclude,
+    in_order,
+)
 from deploy.config.run_config import RunConfig
 from deploy.planner.calibration import LEAST_BATCHES, read_rates
 from deploy.planner.rates import Rates
 from deploy.planner.throughput import predict_split, split_intervals
 from headway.errors import HeadwayError, InputError
+from queues.config import DEFAULT_CEILING
 
 CORRECTIONS: Mapping[str, dict[str, Any]] = {
     "none": {"loss": "reinforce"},
@@ -56,20 +64,25 @@ proximal policy between the others by the version of each token (A-3PO)."""
 PLAIN = {"correction": "none", "loss_options": {}, "correction_options": {}}
 FIRST = {"bounds": ("0", "2", "8"), "corrections": ("none",), "seeds": (0,)}
 FULL = {
-    "bounds": ("0", "1", "2", "4", "8", "16", UNBOUNDED),
+    "bounds": ("0", "1", "2", "4", "8", "16", UNBOUNDED, AUTO),
     "corrections": tuple(CORRECTIONS),
     "seeds": (0, 1, 2, 3, 4),
 }
 REFERENCE = "2"
-"""The bound whose runs the predictions are made from; another where it is not asked for."""
-HELD = 16
-"""Without a bound the engines hold as many groups as with this one."""
+"""The bound whose runs the others are predicted from; the largest where it is not asked for."""
+HELD = {UNBOUNDED: 16, AUTO: DEFAULT_CEILING}
+"""Without a number as bound the engines hold as many groups as with this one."""
 FILE = "staleness.json"
 
 
 def bound(text: str) -> str:
-    """Parse a bound: a whole number, or no bound; raises `typer.BadParameter`."""
-    return text if text == UNBOUNDED else str(number(0)(text))
+    """Parse a bound: a whole number or a key of HELD; raises `typer.BadParameter`."""
+    return text if text in HELD else str(number(0)(text))
+
+
+def held(bound: str) -> int:
+    """Return the batches beside the one in training that engines may hold."""
+    return HELD[bound] if bound in HELD else int(bound)
 
 
 class StalenessOptions(ScoredOptions):
@@ -82,7 +95,7 @@ class StalenessOptions(ScoredOptions):
         float, typer.Option(min=0, help="Of all runs without --full or --steps; 0: any number.")
     ] = 15
     bounds: Annotated[
-        Sequence[str], several(bound, f"Values of max_staleness; {UNBOUNDED}: none.")
+        Sequence[str], several(bound, f"Values of max_staleness, {AUTO} too; {UNBOUNDED}: none.")
     ] = ()
     corrections: Annotated[
         Sequence[str] | None, several(name_of(CORRECTIONS), "Compared at --stale; '': none.")
@@ -97,18 +110,19 @@ class StalenessOptions(ScoredOptions):
 
     def resolved(self) -> "StalenessOptions":
         """Return the options with what was not chosen."""
-        chosen = FULL if self.full else FIRST
-        unset = {name for name in ("bounds", "seeds") if not getattr(self, name)}
-        unset |= {"corrections"} if self.corrections is None else set()
-        values = {name: chosen[name] for name in unset}
-        minutes = 0 if self.full or self.steps else self.minutes
-        return self.model_copy(update={**values, "minutes": minutes})
+        usual = FULL if self.full else FIRST
+        chosen = {
+            "bounds": self.bounds or usual["bounds"],
+            "corrections": usual["corrections"] if self.corrections is None else self.corrections,
+            "seeds": self.seeds or usual["seeds"],
+            "minutes": 0 if self.full or self.steps else self.minutes,
+        }
+        return self.model_copy(update=chosen)
 
     @property
     def unleased(self) -> int:
         """The largest number of batches that a run trains when nothing is leased any more."""
-        bounds = [HELD if bound == UNBOUNDED else int(bound) for bound in self.bounds]
-        return 1 + max([*bounds, self.stale if self.corrections else 0])
+        return 1 + max([*map(held, self.bounds), self.stale if self.corrections else 0])
 
 
 def own_correction(config: RunConfig) -> str:
@@ -121,10 +135,18 @@ def own_correction(config: RunConfig) -> str:
 def cells(options: StalenessOptions, own: str) -> tuple[list[tuple[str, str]], ...]:
     """Return the pairs of bound and correction of every seed, and those of the first alone."""
     stale, others = str(options.stale), [name for name in options.corrections or () if name != own]
-    bounds = sorted({*options.bounds, *([stale] if others else [])}, key=float)
+    bounds = sorted({*options.bounds, *([stale] if others else [])}, key=in_order)
     core = [(bound, own) for bound in bounds] + [(stale, name) for name in others]
-    rest = [bound for bound in bounds if options.full and bound not in (SYNCHRONOUS, stale)]
+    once = {SYNCHRONOUS, stale, AUTO}
+    rest = [bound for bound in bounds if options.full and bound not in once]
     return core, [(bound, name) for bound in rest for name in others]
+
+
+def reference(options: StalenessOptions, own: str) -> str:
+    """Return the bound whose rates predict the runs of the same seed."""
+    bounds = [bound for bound, correction in cells(options, own)[0] if correction == own]
+    given = [bound for bound in bounds if bound != AUTO]
+    return REFERENCE if REFERENCE in bounds else (given or bounds)[-1]
 
 
 def plan(options: StalenessOptions) -> Comparison[StalenessOptions]:
@@ -168,14 +190,13 @@ def refuse_another(plan: Comparison[StalenessOptions], record: Record) -> None:
 
 def arm_of(base: RunConfig, bound: str, correction: str, seed: int) -> Arm:
     """Return the recipe with a bound and a correction; its engines may hold all that is allowed."""
-    eta, held = (base.steps, HELD) if bound == UNBOUNDED else (int(bound), int(bound))
-    groups = (held + 1) * base.prompts.groups_per_batch
+    groups = (held(bound) + 1) * base.prompts.groups_per_batch
     own = correction == own_correction(base)
     config = vary(
         base.model_copy(update={"seed": seed}),
         f"{'' if own else f'{correction}-'}eta{bound}-seed{seed}",
         queues={
-            "max_staleness": eta,
+            "max_staleness": {UNBOUNDED: base.steps, AUTO: AUTO}.get(bound) or int(bound),
             "staleness_ceiling": None,
             "window": groups,
             "allow_uncorrected": True,
@@ -195,13 +216,14 @@ def measure(unfitted: Comparison[StalenessOptions]) -> Iterator[Record]:
         arm = arm_of(unfitted.base, SYNCHRONOUS, own_correction(unfitted.base), options.seeds[0])
         least = LEAST_BATCHES + options.unleased
         steps = fitted_steps(unfitted, arm, options.minutes * 60, least)
-        every = {"steps": steps, "score_every": -(-steps // 5), "minutes": 0}
-        fitted = plan(options.model_copy(update={**every, "out": unfitted.folder}))
+        chosen = {"steps": steps, "score_every": ceil(steps / SCORES_OF_RUN), "minutes": 0}
+        fitted = plan(options.model_copy(update={**chosen, "out": unfitted.folder}))
     base, options = fitted.base, fitted.options
     facts = {
         **fitted.facts(),
         "recipe_key": fitted.recipe_key(),
         "own": own_correction(base),
+        "reference": reference(options, own_correction(base)),
         "stale": options.stale,
         "score_every": options.score_every,
         "corrections": dict(CORRECTIONS),
@@ -224,29 +246,33 @@ def predict_seeds(plan: Comparison[StalenessOptions], figures: Sequence[Record])
     """Add predictions to the figures of bounds, by the rates of the reference run of their seed."""
     runs = {(run["kind"], run["name"], run["seed"]): run for run in figures}
     own = own_correction(plan.base)
+    name = reference(plan.options, own)
     for arms in plan.arms:
         bounds = [arm for arm in arms if arm.kind == own and arm.key in runs]
-        unpredicted = [arm for arm in bounds if "simulated" not in runs[arm.key]]
-        references = [arm for arm in bounds if arm.name == REFERENCE] or bounds[-1:]
-        if unpredicted:
+        unpredicted = [a for a in bounds if a.name != AUTO and "simulated" not in runs[a.key]]
+        for source in [arm for arm in bounds if arm.name == name and unpredicted]:
             try:
-                rates = read_rates(references[0].directory).rates
+                rates = read_rates(source.directory).rates
                 for arm in unpredicted:
                     runs[arm.key] |= predict(arm, rates)
             except HeadwayError as error:
-                print(f"nothing is predicted: {error}", flush=True)
+                print(f"nothing is predicted for seed {source.seed}: {error}", flush=True)
 
 
 def predict(arm: Arm, rates: Rates) -> Record:
-    """Return the figures of a run that rates of its own ranks predict."""
-    queues, actors, ranks = arm.config.queues, arm.config.actors.count, arm.config.learner.ranks
+    """Return samples per second and mean lag of a run that rates of its own ranks predict."""
+    bound, actors, ranks = (
+        arm.config.queues.bound,
+        arm.config.actors.count,
+        arm.config.learner.ranks,
+    )
     rates = replace(rates, ranks=ranks)
-    [prospect] = predict_split(arm.config, rates, actors, ranks, [queues.bound])
+    [prospect] = predict_split(arm.config, rates, actors, ranks, [bound])
     outcome = prospect.outcome
-    predicted: Record = {"simulated": outcome.samples_per_second, "predicted_lag": outcome.lag_mean}
-    for intervals in split_intervals(arm.config, rates, prospect, [queues.bound]):
-        predicted |= {"predicted_lag": intervals["lag_mean"][1], "intervals": intervals}
-    return predicted
+    speed, lag = outcome.samples_per_second, outcome.lag_mean
+    for intervals in split_intervals(arm.config, rates, prospect, [bound]):
+        speed, lag = (intervals[name][1] for name in ("samples_per_second", "lag_mean"))
+    return {"simulated": speed, "predicted_lag": lag}
 
 
 STUDY = Study(

@@ -1,47 +1,63 @@
 """Conclusions from the runs of the study of staleness, with their uncertainty; pure.
 
 The runs with one bound and one correction are a cell. Its figures are estimates over seeds, those
-beside η = 0 of ratios or differences within a seed.
+beside another cell of ratios or differences within a seed. A time to the target is claimed only of
+cells whose every seed reaches it: the seeds that do are the fast ones.
 """
 
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import accumulate, pairwise
+from itertools import pairwise
 from math import sqrt
 from statistics import fmean
 from typing import Any
 
+import numpy as np
+
 from benchmarks.harness.checkpoint_scores import seconds_to
 from benchmarks.harness.record import Record
-from benchmarks.loop.seed_intervals import LEAST_SEEDS, Estimate, estimate
+from benchmarks.loop.seed_intervals import CHANCE, LEAST_SEEDS, Estimate, estimate
 from deploy.report.staleness_window import BUSY
 
 Run = Mapping[str, Any]
 """Figures of one run; its name is the bound and its kind the correction."""
 Cell = Mapping[str, Any]
-"""Bound, correction, limit, and estimates by name; None where no run has the figure."""
-SYNCHRONOUS, UNBOUNDED = "0", "inf"
+"""Bound, correction, limit, and figures by name: estimates over seeds, None where no run has one;
+`lag_max` is the largest of all seeds, `reached` says how many seeds reach the target, and
+`seconds_of_seeds` has their times by seed where all do."""
+SYNCHRONOUS, UNBOUNDED, AUTO = "0", "inf", "auto"
 GAIN = 0.9
 """Share of the gain of η = 0 that is the target, where none is given."""
 FILLED = 5
 """Windows of batches after which lags are no longer those of the beginning."""
+GROWTH = 0.05
+"""Share by which the mean lag at the next larger bound is larger, or it does not grow."""
 FIGURES = (
     *("samples_per_second", "simulated", "learner_idle", "actors_idle", "pauses", "batches"),
-    *("lag_mean", "predicted_lag", "lag_p5", "lag_p50", "lag_p95", "lag_max"),
-    *("batches_in_engines", "batches_ready", "ess", "kl", "cut"),
-    *("score", "score_in_time", "batches_to_target", "seconds_to_target"),
+    *("lag_mean", "predicted_lag", "lag_p5", "lag_p50", "lag_p95"),
+    *("batches_in_engines", "batches_ready", "ess", "kl", "cut", "window", "moves"),
+    *("score", "score_in_time", "speed_off", "lag_off"),
 )
+TO_TARGET = ("batches_to_target", "seconds_to_target")
+DIFFERENCES = ("score_less_synchronous", "score_in_time_less_synchronous")
 LIMITS = {
     "learner": "the learner always has a batch, and groups that are ready wait for it",
     "generation": "the engines always have rollouts, and the learner waits for them",
     "updates": "the engines stand still while they take new weights",
-    "admission": "engines wait for groups that may begin, and the learner for groups that are due",
+    "admission": "engines have free slots and no group that may begin, and the learner waits for "
+    "groups that are due",
 }
 """The reasons why throughput is not larger."""
 
 
 def eta(bound: str) -> str:
     """Return a bound as text."""
-    return "no bound" if bound == UNBOUNDED else f"η = {bound}"
+    return {UNBOUNDED: "no bound", AUTO: "a bound set by the run"}.get(bound, f"η = {bound}")
+
+
+def in_order(bound: str) -> tuple[bool, float]:
+    """Return the key by which bounds are sorted: numbers, no bound, and that of the run."""
+    return bound == AUTO, 0.0 if bound == AUTO else float(bound)
 
 
 def conclude(record: Record) -> Record:
@@ -69,22 +85,26 @@ def conclude(record: Record) -> Record:
 
 
 def derived(run: Run, seconds: float, target: float | None, size: int) -> Run:
-    """Return a run with its score after some seconds, its time to a score, and quantiles of lag."""
-    curve, lags = run["curve"], [*map(int, run["lags"])]
-    upto = [*accumulate(run["lags"].values())]
-    by_batch = [
-        (version, score) for version, (_, score) in zip(run["versions"], curve, strict=True)
-    ]
+    """Return a run with its score after some seconds, its time to a score, and quantiles of lag.
+
+    `size` is the number of groups of a batch. `speed_off`, a share, and `lag_off`, in versions, are
+    the errors of predictions, None without any. Of a run that set its bound itself also the mean of
+    its windows and the number of their moves.
+    """
+    curve, windows, predicted = run["curve"], run.get("windows"), "simulated" in run
+    lags, shares = zip(*run["lags"].items(), strict=True)
+    versions = [*map(int, lags)]
+    of_lags = np.percentile(versions, (5, 50, 95), weights=shares, method="inverted_cdf")
+    by_batch = [*zip(run["versions"], (score for _, score in curve), strict=True)]
     return {
         **run,
-        **{
-            f"lag_p{percent}": next(
-                lag for lag, share in zip(lags, upto, strict=True) if share >= percent / 100 - 1e-9
-            )
-            for percent in (5, 50, 95)
-        },
+        **dict(zip(("lag_p5", "lag_p50", "lag_p95"), of_lags.tolist(), strict=True)),
+        "window": fmean(windows) if windows else None,
+        "moves": sum(a != b for a, b in pairwise(windows)) if windows else None,
         "batches_in_engines": run["groups_in_engines"] / size,
         "batches_ready": run["groups_ready"] / size,
+        "speed_off": abs(run["simulated"] / run["samples_per_second"] - 1) if predicted else None,
+        "lag_off": abs(run["predicted_lag"] - run["lag_mean"]) if predicted else None,
         "score_in_time": interpolated(curve, seconds),
         "seconds_to_target": None if target is None else seconds_to(curve, target),
         "batches_to_target": None if target is None else seconds_to(by_batch, target),
@@ -92,49 +112,67 @@ def derived(run: Run, seconds: float, target: float | None, size: int) -> Run:
 
 
 def interpolated(curve: Sequence[tuple[float, float]], at: float) -> float:
-    """Return the score at a time, between two points of a curve or at its end."""
-    for (before, low), (after, high) in pairwise(curve):
-        if at <= after:
-            return low + (high - low) * (at - before) / (after - before)
-    return curve[-1][1]
+    """Return the score at a time, between two points of a curve; beyond its ends, that there."""
+    times, scores = zip(*curve, strict=True)
+    return float(np.interp(at, times, scores))
 
 
 def cells_of(runs: Sequence[Run], own: str) -> list[Cell]:
     """Return the cells of runs, by bound, the recipe's own correction first."""
-    groups: dict[tuple[str, str], dict[int, Run]] = {}
+    groups: defaultdict[tuple[str, str], dict[int, Run]] = defaultdict(dict)
     for run in runs:
-        groups.setdefault((run["name"], run["kind"]), {})[run["seed"]] = run
+        groups[run["name"], run["kind"]][run["seed"]] = run
+    ordered = sorted(groups, key=lambda cell: (in_order(cell[0]), cell[1] != own))
     zero = groups.get((SYNCHRONOUS, own), {})
-    cells: list[Cell] = []
-    for bound, correction in sorted(groups, key=lambda cell: (float(cell[0]), cell[1] != own)):
-        of_seeds = groups[bound, correction]
-        pairs = [(of_seeds[seed], zero[seed]) for seed in sorted(of_seeds.keys() & zero.keys())]
-        pairs = [] if of_seeds is zero else pairs
-        values: dict[str, Any] = {
-            name: estimate(run.get(name) for run in of_seeds.values()) for name in FIGURES
-        }
-        speed = "samples_per_second"
-        cells.append(
-            {
-                "bound": bound,
-                "correction": correction,
-                "seeds": sorted(of_seeds),
-                "limit": limit(
-                    *(values[n].mean for n in ("learner_idle", "actors_idle", "pauses"))
-                ),
-                **values,
-                "speedup": estimate(run[speed] / other[speed] for run, other in pairs),
-                **{
-                    f"{name}_less_synchronous": estimate(run[name] - o[name] for run, o in pairs)
-                    for name in ("score", "score_in_time")
-                },
-            }
-        )
-    return cells
+    cells = [cell_of(*key, groups[key], zero if groups[key] is not zero else {}) for key in ordered]
+    return [
+        {**cell, "limit": "admission"}
+        if cell["limit"] == "generation" and is_outrun(cell, cells)
+        else cell
+        for cell in cells
+    ]
+
+
+def is_outrun(cell: Cell, cells: Sequence[Cell]) -> bool:
+    """Return True if a larger bound with the same correction trains BUSY more samples a second.
+
+    Engines that always have a rollout may still have free slots while long ones end.
+    """
+    bound, correction = in_order(cell["bound"]), cell["correction"]
+    larger = [c for c in cells if c["correction"] == correction and in_order(c["bound"]) > bound]
+    own: float = cell["samples_per_second"].mean
+    return any(other["samples_per_second"].mean > (1 + BUSY) * own for other in larger)
+
+
+def cell_of(bound: str, correction: str, runs: Mapping[int, Run], zero: Mapping[int, Run]) -> Cell:
+    """Return the cell of runs by seed, beside those with η = 0."""
+    figures = {name: estimate(run.get(name) for run in runs.values()) for name in FIGURES}
+    shares = (figures[name] for name in ("learner_idle", "actors_idle", "pauses"))
+    times = {seed: run["seconds_to_target"] for seed, run in runs.items()}
+    reached = sum(seconds is not None for seconds in times.values())
+    every = reached == len(runs)
+    pairs = [(runs[seed], zero[seed]) for seed in sorted(runs.keys() & zero.keys())]
+    speed = "samples_per_second"
+    return {
+        "bound": bound,
+        "correction": correction,
+        "seeds": sorted(runs),
+        "limit": limit(*(share.mean for share in shares if share)),
+        **figures,
+        "lag_max": max(run["lag_max"] for run in runs.values()),
+        "reached": f"{reached} of {len(runs)}",
+        "seconds_of_seeds": times if every else {},
+        **{n: estimate(run[n] for run in runs.values()) if every else None for n in TO_TARGET},
+        "speedup": estimate(run[speed] / other[speed] for run, other in pairs),
+        **{
+            name: estimate(run[figure] - other[figure] for run, other in pairs)
+            for figure, name in zip(("score", "score_in_time"), DIFFERENCES, strict=True)
+        },
+    }
 
 
 def limit(learner_idle: float, actors_idle: float, pauses: float) -> str:
-    """Return what limits throughput, a key of LIMITS, from shares of the time."""
+    """Return what limits throughput, a key of LIMITS, from shares of the time of one cell."""
     if learner_idle < BUSY:
         return "learner"
     if actors_idle < BUSY:
@@ -153,6 +191,12 @@ def at_stale(record: Record) -> list[Cell]:
     return cells if len(cells) > 1 else []
 
 
+def compared(record: Record) -> list[Cell]:
+    """Return the cells whose scores are compared with η = 0: not those of the first seed alone."""
+    own = record["own"]
+    return of_bounds(record) + [cell for cell in at_stale(record) if cell["correction"] != own]
+
+
 def sentences(record: Record) -> Iterator[str]:
     """Yield what follows from the runs."""
     bounds = of_bounds(record)
@@ -163,23 +207,45 @@ def sentences(record: Record) -> Iterator[str]:
     for name, reason in LIMITS.items():
         if limited := ", ".join(eta(cell["bound"]) for cell in bounds if cell["limit"] == name):
             yield f"{name.capitalize()} limits throughput with {limited}: {reason}."
+    yield from prediction_sentences(bounds, record["reference"])
     yield from lag_sentences(bounds)
-    compared = bounds + [cell for cell in at_stale(record) if cell["correction"] != record["own"]]
-    for key, when in (
-        ("score", f"{record['steps']} batches"),
-        ("score_in_time", f"{record['equal_seconds']:.0f} s"),
-    ):
-        found: dict[str, list[str]] = {}
-        for cell in compared:
-            if difference := cell[f"{key}_less_synchronous"]:
-                shown = (
-                    f"{difference.text('+.3f')} with {eta(cell['bound'])} and {cell['correction']}"
-                )
-                found.setdefault(verdict(difference), []).append(shown)
-        for words, named in found.items():
-            yield f"After the same {when} {words}: {', '.join(named)}."
+    for cell in [cell for cell in bounds if cell["window"]]:
+        yield (
+            f"A run that sets its bound lets groups be {cell['window'].text('.1f')} versions old, "
+            f"moved {cell['moves'].text('.1f')} times in {cell['batches'].mean:.0f} batches, with "
+            f"a mean lag of {cell['lag_mean'].text('.2f')}."
+        )
+    yield from score_sentences(record)
     if (target := record["target_score"]) is not None:
         yield target_sentence(bounds, target)
+
+
+def prediction_sentences(bounds: Sequence[Cell], reference: str) -> Iterator[str]:
+    """Yield how far predictions by the rates of the reference are off, at the worst other bound."""
+    cells = [cell for cell in bounds if cell["speed_off"] and cell["bound"] != reference]
+    if cells:
+        speed, lag = (
+            max(cells, key=lambda cell: cell[name].mean) for name in ("speed_off", "lag_off")
+        )
+        yield (
+            f"From the rates of the run with {eta(reference)}, samples per second are predicted "
+            f"within {100 * speed['speed_off'].mean:.1f} % (worst with {eta(speed['bound'])}), and "
+            f"mean lag within {lag['lag_off'].mean:.2f} versions (worst with {eta(lag['bound'])}), "
+            "in the mean over seeds."
+        )
+
+
+def score_sentences(record: Record) -> Iterator[str]:
+    """Yield the differences in score to η = 0 after equal batches and equal time, by verdict."""
+    ends = (f"{record['steps']} batches", f"{record['equal_seconds']:.0f} s")
+    for name, end in zip(DIFFERENCES, ends, strict=True):
+        by_verdict: defaultdict[str, list[str]] = defaultdict(list)
+        for cell in compared(record):
+            if difference := cell[name]:
+                shown = f"{difference.text('+.3f')} with {eta(cell['bound'])}"
+                by_verdict[verdict(difference)].append(f"{shown} and {cell['correction']}")
+        for words, differences in by_verdict.items():
+            yield f"After the same {end} {words}: {', '.join(differences)}."
 
 
 def verdict(difference: Estimate) -> str:
@@ -187,20 +253,20 @@ def verdict(difference: Estimate) -> str:
     if difference.low is None or difference.high is None:
         return f"a difference in score to η = 0 may be chance, of {difference.seeds} seed(s)"
     if difference.low <= 0 <= difference.high:
-        return "no difference in score to η = 0 was seen"
+        return "the score cannot be told from that with η = 0"
     return f"the score is {'higher' if difference.low > 0 else 'lower'} than with η = 0"
 
 
 def lag_sentences(bounds: Sequence[Cell]) -> Iterator[str]:
     """Yield where lag does not grow with the bound, and where groups are at the largest bound."""
-    for before, cell in pairwise(bounds):
+    for before, cell in pairwise(cell for cell in bounds if cell["bound"] != AUTO):
         less, more = before["lag_mean"].mean, cell["lag_mean"].mean
-        if more < less * (1 + BUSY):
+        if more < less * (1 + GROWTH):
             yield (
                 f"Mean lag does not grow from {eta(before['bound'])} ({less:.2f}) to "
                 f"{eta(cell['bound'])} ({more:.2f}), where {LIMITS[cell['limit']]}."
             )
-    for cell in [cell for cell in bounds if cell["bound"] != UNBOUNDED][-1:]:
+    for cell in [cell for cell in bounds if cell["bound"].isdecimal()][-1:]:
         yield (
             f"With {eta(cell['bound'])} mean lag is {cell['lag_mean'].mean:.2f}: of "
             f"{int(cell['bound']) + 1} batches that may be live, "
@@ -210,25 +276,42 @@ def lag_sentences(bounds: Sequence[Cell]) -> Iterator[str]:
 
 
 def target_sentence(bounds: Sequence[Cell], target: float) -> str:
-    """Return which of the bounds reaches the target first, of those that reach it on all seeds."""
-    times = {
-        cell["bound"]: reached.mean
-        for cell in bounds
-        if (reached := cell["seconds_to_target"]) and reached.seeds == len(cell["seeds"])
-    }
+    """Return which bound reaches the target first, of those that reach it on all seeds.
+
+    A bound set by the run stands beside it.
+    """
+    cells = {cell["bound"]: cell for cell in bounds if cell["seconds_to_target"]}
+    times = {b: cell["seconds_to_target"] for b, cell in cells.items() if b != AUTO}
     if not times:
-        return f"No bound reaches a score of {target:.3f} on every seed."
-    best = min(times, key=lambda bound: times[bound])
-    beside = f", {times[best] / times[SYNCHRONOUS]:.2f} of the time of η = 0"
-    return (
-        f"A score of {target:.3f} is reached first with {eta(best)}, after {times[best]:.0f} s"
-        f"{beside if best != SYNCHRONOUS and SYNCHRONOUS in times else ''}."
+        but = f", but {eta(AUTO)} does" if AUTO in cells else ""
+        return f"No bound reaches a score of {target:.3f} on every seed{but}."
+    best = min(times, key=lambda bound: times[bound].mean)
+    text = (
+        f"A score of {target:.3f} is reached first with {eta(best)}, after "
+        f"{times[best].text('.0f')} s"
     )
+    if best != SYNCHRONOUS and (ratio := ratio_of_times(cells, best, SYNCHRONOUS)):
+        text += f", {ratio.text('.2f')} of the time of η = 0"
+    if own := ratio_of_times(cells, best, AUTO):
+        seconds = cells[AUTO]["seconds_to_target"].text(".0f")
+        text += f". With {eta(AUTO)} it takes {seconds} s; the best takes {own.text('.2f')} of that"
+    missed = [cell for cell in bounds if not cell["seconds_to_target"]]
+    named = (f"{eta(cell['bound'])} ({cell['reached']})" for cell in missed)
+    return f"{text}. Not on every seed: {', '.join(named)}." if missed else f"{text}."
+
+
+def ratio_of_times(cells: Mapping[str, Cell], bound: str, other: str) -> Estimate | None:
+    """Return the time to the target with a bound over that with another, within a seed.
+
+    None where one of them is missing, or begins at the target.
+    """
+    own, others = (cells[b]["seconds_of_seeds"] if b in cells else {} for b in (bound, other))
+    return estimate(own[seed] / s for seed, s in others.items() if s and seed in own)
 
 
 def doubts(record: Record) -> Iterator[str]:
     """Yield what the runs cannot tell."""
-    bounds, steps = of_bounds(record), record["steps"]
+    bounds = of_bounds(record)
     if len(bounds) < 2 or bounds[0]["bound"] != SYNCHRONOUS:
         yield "Without η = 0 and another bound nothing can be compared."
     seeds = min((len(cell["seeds"]) for cell in bounds), default=0)
@@ -238,23 +321,46 @@ def doubts(record: Record) -> Iterator[str]:
             f"--seeds with {LEAST_SEEDS} or more."
         )
     elif any(len(cell["seeds"]) < LEAST_SEEDS for cell in record["cells"]):
-        yield "Figures without an interval are of fewer than three seeds, and may be chance."
-    for run in [run for run in record["arms"] if run["name"] == SYNCHRONOUS][:1]:
-        (_, first), (_, last) = run["curve"][0], run["curve"][-1]
-        ends = ((first, run["scored"][0]), (last, run["scored"][-1]))
-        error = sqrt(sum(max(0.0, score * (1 - score)) / count for score, count in ends))
-        if last - first < 2 * error:
-            yield (
-                f"With η = 0 the score moved by {last - first:+.3f}, less than twice its standard "
-                f"error of {error:.3f}: {steps} batches are too few to compare scores."
-            )
+        yield (
+            f"Figures without an interval are of fewer than {LEAST_SEEDS} seeds, and may be chance."
+        )
+    yield from doubts_of_many(record)
+    yield from doubts_of_score(record)
     young = [
         eta(cell["bound"])
         for cell in bounds
-        if cell["bound"] != UNBOUNDED and cell["batches"].mean < FILLED * (int(cell["bound"]) + 1)
+        if cell["bound"].isdecimal() and cell["batches"].mean < FILLED * (int(cell["bound"]) + 1)
     ]
     if young:
         yield (
             f"With {', '.join(young)} fewer batches were measured than {FILLED} times those that "
             "may be live, so that lag and throughput are still those of the beginning."
         )
+
+
+def doubts_of_many(record: Record) -> Iterator[str]:
+    """Yield what follows from comparing many cells at once."""
+    differences = (cell[name] for cell in compared(record) for name in DIFFERENCES)
+    if (count := sum(x is not None and x.low is not None for x in differences)) > 1:
+        yield (
+            f"{count} differences in score have a 95 % interval each: if nothing differed, "
+            f"{CHANCE * count:.1f} of them are still expected to leave out 0, and the best of "
+            "several bounds looks better than it is."
+        )
+
+
+def doubts_of_score(record: Record) -> Iterator[str]:
+    """Yield that the score of the first run with η = 0 hardly moved, if so.
+
+    Rewards within [0, 1] of a mean p have a variance of p·(1 − p) at most.
+    """
+    for run in [run for run in record["arms"] if run["name"] == SYNCHRONOUS][:1]:
+        (_, first), (_, last) = run["curve"][0], run["curve"][-1]
+        ends = ((first, run["scored"][0]), (last, run["scored"][-1]))
+        error = sqrt(sum(max(0.0, score * (1 - score)) / count for score, count in ends))
+        if last - first < 2 * error:
+            yield (
+                f"With η = 0 the score moved by {last - first:+.3f}, less than twice a standard "
+                f"error of up to {error:.3f}: {record['steps']} batches are too few to compare "
+                "scores."
+            )

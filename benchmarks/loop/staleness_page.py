@@ -5,10 +5,14 @@ from pathlib import Path
 
 from benchmarks.harness.checkpoint_scores import failures
 from benchmarks.harness.record import Record
-from benchmarks.harness.study import text_table
+from benchmarks.harness.study import markdown_table, text_table
 from benchmarks.harness.training_runs import conditions
+from benchmarks.loop.seed_intervals import LEAST_SEEDS, Estimate
 from benchmarks.loop.staleness_conclusions import Cell, at_stale, conclude, eta, of_bounds
 from benchmarks.loop.staleness_pictures import draw, pictures
+from deploy.report.staleness_window import BUSY
+from deploy.report.summary import WARM_UP
+from queues.config import DEFAULT_CEILING
 
 Columns = Mapping[str, tuple[str, str]]
 """Figure of a cell and its format, with ± for an interval, by the title of its column."""
@@ -26,10 +30,10 @@ LAG: Columns = {
     "η": ("bound", ""),
     "mean lag": ("lag_mean", "±.2f"),
     "predicted": ("predicted_lag", ".2f"),
-    "5 %": ("lag_p5", ".0f"),
-    "50 %": ("lag_p50", ".0f"),
-    "95 %": ("lag_p95", ".0f"),
-    "largest": ("lag_max", ".0f"),
+    "5 %": ("lag_p5", ".1f"),
+    "50 %": ("lag_p50", ".1f"),
+    "95 %": ("lag_p95", ".1f"),
+    "largest": ("lag_max", "d"),
     "batches in engines": ("batches_in_engines", ".1f"),
     "waiting": ("batches_ready", ".1f"),
     "ESS": ("ess", ".4f"),
@@ -40,6 +44,7 @@ LEARNING: Columns = {
     "score": ("score", "±.3f"),
     "less η = 0": ("score_less_synchronous", "±+.3f"),
     "less η = 0, equal time": ("score_in_time_less_synchronous", "±+.3f"),
+    "seeds at target": ("reached", ""),
     "batches to target": ("batches_to_target", "±.0f"),
     "seconds to target": ("seconds_to_target", "±.0f"),
 }
@@ -65,18 +70,25 @@ TABLES: Sequence[tuple[str, Callable[[Record], Sequence[Cell]], Columns, Sequenc
     ("Corrections", at_stale, CORRECTION, ("corrections", "map")),
 )
 """Heading, cells, columns and pictures of each part of the page."""
-TERMS = """\
+TERMS = f"""\
 - **η** (`queues.max_staleness`): the bound on staleness. No token trains that was sampled by
-  weights more than η versions, of a batch each, older than those it trains. η = 0 is synchronous.
+  weights more than η versions, of a batch each, older than those it trains. η = 0 is synchronous;
+  with `auto` the run looks for the narrowest window that costs no throughput, of at most
+  {DEFAULT_CEILING} versions.
 - **Lag** of a token: the versions between the weights that sampled it and those that it trained.
+  Percentiles are over tokens, and means over seeds; the largest is that of all seeds.
 - **ESS**: effective sample size of the importance weights, as a share of the tokens. **KL**:
   between the policy that is trained and the one that sampled, in nats a token. **Cut**: share of
   the tokens that the loss or the correction clipped, capped or rejected.
-- **Limit** of throughput: the learner where it idles less than 5 % of the time; else generation
-  where the engines do; else updates where new weights stop the engines 5 % of the time; else
-  admission.
-- **Brackets**: Student's 95 % interval of the mean over seeds, claimed from three seeds on. What is
-  beside η = 0 compares runs of the same seed."""
+- **Limit** of throughput: the learner where it idles less than {100 * BUSY:.0f} % of the time; else
+  generation where the engines do and no larger bound trains {100 * BUSY:.0f} % more; else updates
+  where new weights stop the engines {100 * BUSY:.0f} % of the time; else admission.
+- **Predicted**: simulated with the rates that were measured in one run of the same seed.
+- **Target**: a time is that of the first crossing between two scores, and is given where every seed
+  reaches the target, since the mean of those that do leaves out the slow ones.
+- **Brackets**: Student's 95 % interval of the mean over seeds, claimed from {LEAST_SEEDS} seeds
+  on. Ratios and differences are of runs of the same seed. A seed is of prompts and sampling: all
+  runs share first weights, held-out problems and machine, whose chance no interval holds."""
 ONE_TASK = (
     "It is of one task, one model and one machine: `headway bench staleness RECIPE` measures "
     "another."
@@ -88,6 +100,8 @@ def shown(cell: Cell, name: str, form: str) -> str:
     value = cell[name]
     if value is None or isinstance(value, str):
         return value or "–"
+    if not isinstance(value, Estimate):
+        return f"{value:{form}}"
     text = value.text(form[1:]) if form.startswith("±") else f"{value.mean:{form}}"
     seeds = len(cell["seeds"])
     return text if value.seeds == seeds else f"{text} ({value.seeds} of {seeds} seeds)"
@@ -98,18 +112,17 @@ def rows(cells: Sequence[Cell], columns: Columns) -> list[list[str]]:
     return [[shown(cell, *column) for column in columns.values()] for cell in cells]
 
 
-def page(record: Record, folder: str = "") -> str:
-    """Return the page of a record, with its pictures in a folder, given with its slash."""
+def page(record: Record, stem: str = "staleness") -> str:
+    """Return the page of a record, with the pictures whose names begin with `stem`."""
     record = record | conclude(record)
     drawn, parts = pictures(record), []
     for heading, choose, columns, names in TABLES:
         cells = choose(record)
         if not cells:
             continue
-        lines = [[*columns], ["---"] * len(columns), *rows(cells, columns)]
-        parts += [f"## {heading}", "\n".join(f"| {' | '.join(line)} |" for line in lines)]
+        parts += [f"## {heading}", markdown_table([*columns], rows(cells, columns))]
         parts += [
-            f"![{name.replace('_', ' ').capitalize()}]({folder}staleness_{name}.svg)"
+            f"![{name.replace('_', ' ').capitalize()}]({stem}_{name}.svg)"
             for name in names
             if name in drawn
         ]
@@ -128,8 +141,11 @@ def page(record: Record, folder: str = "") -> str:
 
 def left_out(record: Record) -> list[str]:
     """Return what failed, and the commits and the load of the machine, a line each."""
-    runs = [{**run, "name": f"{eta(run['name'])} {run['kind']}"} for run in record["arms"]]
-    return [*conditions(record).splitlines(), *failures(runs)]
+    arms, failed = (
+        [{**run, "name": f"{eta(run['name'])} {run['kind']}"} for run in record[key]]
+        for key in ("arms", "failed")
+    )
+    return [*conditions(record | {"failed": failed}).splitlines(), *failures(arms)]
 
 
 def done(record: Record) -> str:
@@ -149,10 +165,10 @@ def done(record: Record) -> str:
         f"cores ({machine['cpu']}): each trains {record['steps']} batches of {groups} × {rollouts} "
         f"rollouts, from the same model, on the same devices ({record['devices']}). Engines may "
         "hold all the groups that the bound allows, so that lag is not limited by their slots; "
-        "without a bound as many as with η = 16. Throughput and lag are measured from the "
-        "sixth batch to the last lease. Scores are of samples for "
-        f"{record['heldout']} held-out problems, every {record['score_every']} batches, and at the "
-        f"end for {record['problems']}. Equal time: {record['equal_seconds']:.0f} s, which every "
+        "without a bound as many as with η = 16. Throughput and lag are measured from batch "
+        f"{WARM_UP + 1} to the last lease. Scores are of samples, every {record['score_every']} "
+        f"batches for the same {record['heldout']} held-out problems, and after the same batches "
+        f"for {record['problems']}. Equal time: {record['equal_seconds']:.0f} s, which every "
         f"run trained{'' if target is None else f'; target: a score of {target:.3f}'}.\n\n"
         f"Bounds are compared with the recipe's own correction, `{record['own']}`"
         + (f", and at η = {record['stale']} it with {others}." if others else ".")
@@ -161,6 +177,7 @@ def done(record: Record) -> str:
 
 def table(record: Record) -> str:
     """Return the main figures of every cell, the conclusions and the doubts for the terminal."""
+    record = record | conclude(record)  # of a stored one, estimates are lists
     text = text_table([*TERMINAL], rows(record["cells"], TERMINAL))
     return "\n".join([text, *record["sentences"], *record["doubts"], *left_out(record)])
 

@@ -9,6 +9,7 @@ from typing import Any
 from benchmarks.harness.record import Record
 from benchmarks.loop.seed_intervals import Estimate, estimate
 from benchmarks.loop.staleness_conclusions import (
+    AUTO,
     UNBOUNDED,
     Cell,
     at_stale,
@@ -16,25 +17,25 @@ from benchmarks.loop.staleness_conclusions import (
     interpolated,
     of_bounds,
 )
-from deploy.report.plots import new_figure
+from deploy.report.plots import new_figure, save_picture
 
 SIZE = (5.0, 3.3)
 """Inches: wider than a column of a paper, with a font to be reduced to it."""
-COLOURS = ("#000000", "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
-"""Those of Okabe and Ito, which the colour-blind can tell apart, without yellow."""
-MARKERS, LINES = "os^Dv*P", ("-", "--", "-.", ":")
+COLOURS = ("#000000", "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#999999")
+"""Those of Okabe and Ito, which the colour-blind can tell apart, with grey in place of yellow."""
+MARKERS, LINES = "os^Dv*PX", ("-", "--", "-.", ":")
 SPEED = "samples trained per second"
 SCORE = "held-out score"
 
 
 def plot_estimates(
-    axes: Any, xs: Iterable[float], ys: Iterable[Estimate | None], label: str = "", **style: Any
+    axes: Any, xs: Iterable[float], ys: Iterable[Estimate | None], **style: Any
 ) -> None:
     """Plot means with their intervals, where they are known."""
     points = [(x, y) for x, y in zip(xs, ys, strict=True) if y]
     if points:
         x, means = [x for x, _ in points], [y.mean for _, y in points]
-        axes.errorbar(x, means, _bars(y for _, y in points), label=label, capsize=3, **style)
+        axes.errorbar(x, means, _bars(y for _, y in points), capsize=3, **style)
 
 
 def _bars(values: Iterable[Estimate]) -> tuple[list[float], list[float]]:
@@ -46,6 +47,14 @@ def _bars(values: Iterable[Estimate]) -> tuple[list[float], list[float]]:
     )
 
 
+def _style(number: int) -> dict[str, str]:
+    """Return colour and marker of a bound, by its place among the bounds."""
+    return {
+        "color": COLOURS[number % len(COLOURS)],
+        "marker": MARKERS[number % len(MARKERS)],
+    }
+
+
 def name_bounds(axes: Any, cells: Sequence[Cell]) -> None:
     """Label the horizontal axis with the bounds of cells, evenly spaced."""
     names = ["none" if cell["bound"] == UNBOUNDED else cell["bound"] for cell in cells]
@@ -54,20 +63,23 @@ def name_bounds(axes: Any, cells: Sequence[Cell]) -> None:
 
 
 def plot_speed(axes: Any, cells: Sequence[Cell], label: str) -> None:
-    """Plot throughput by bound."""
-    speeds = [cell["samples_per_second"] for cell in cells]
-    plot_estimates(axes, range(len(cells)), speeds, label, fmt="o-", color=COLOURS[1])
+    """Plot throughput by bound; that of a bound set by the run is joined with no other."""
+    given = [x for x, cell in enumerate(cells) if cell["bound"] != AUTO]
+    own = [x for x in range(len(cells)) if x not in given]
+    for xs, style in ((given, {"fmt": "o-", "label": label}), (own, {"fmt": "o"})):
+        speeds = [cells[x]["samples_per_second"] for x in xs]
+        plot_estimates(axes, xs, speeds, color=COLOURS[1], **style)
     axes.set(ylabel=SPEED, ylim=(0, None))
     name_bounds(axes, cells)
 
 
 def plot_speed_by_lag(axes: Any, cells: Sequence[Cell]) -> None:
     """Plot throughput over mean lag: a point for each bound, which no line joins."""
-    for cell, colour, marker in zip(cells, COLOURS, MARKERS, strict=False):
+    for number, cell in enumerate(cells):
         lag, speed = cell["lag_mean"], cell["samples_per_second"]
         bars = {"yerr": _bars([speed]), "xerr": _bars([lag]), "capsize": 3}
-        label = eta(cell["bound"])
-        axes.errorbar([lag.mean], [speed.mean], fmt=marker, color=colour, label=label, **bars)
+        style = {"ls": "none", "label": eta(cell["bound"]), **_style(number)}
+        axes.errorbar([lag.mean], [speed.mean], **bars, **style)
     axes.set(xlabel="mean lag of trained tokens, policy versions", ylabel=SPEED, ylim=(0, None))
     axes.legend(ncols=2)
 
@@ -75,13 +87,14 @@ def plot_speed_by_lag(axes: Any, cells: Sequence[Cell]) -> None:
 def _throughput(axes: Any, record: Record) -> None:
     cells = of_bounds(record)
     plot_speed(axes, cells, "measured")
-    predicted = [cell["simulated"] and cell["simulated"].mean for cell in cells]
-    if any(predicted):
-        axes.plot(range(len(cells)), predicted, ":", color=COLOURS[2], label="predicted")
+    predicted = [(x, cell["simulated"].mean) for x, cell in enumerate(cells) if cell["simulated"]]
+    if predicted:
+        axes.plot(*zip(*predicted, strict=True), ":", color=COLOURS[2], label="predicted")
     for position, cell in enumerate(cells):
-        axes.text(position, 0, f"{cell['limit']}\n", ha="center", size=7)
+        place = {"ha": "center", "va": "bottom", "rotation": "vertical"}
+        axes.text(position, 0, f" {cell['limit']}", size=7, **place)
     axes.set_xlim(-0.6, len(cells) - 0.4)
-    axes.legend(title="limited by what stands below", loc="center right")
+    axes.legend(title="limited by what stands below", loc="center", bbox_to_anchor=(0.6, 0.4))
 
 
 def _lags(axes: Any, record: Record) -> None:
@@ -90,9 +103,10 @@ def _lags(axes: Any, record: Record) -> None:
     low, high = ([cell[f"lag_p{end}"].mean for cell in cells] for end in (5, 95))
     axes.vlines(xs, low, high, color=COLOURS[6], lw=9, label="5 to 95 % of tokens")
     means = [cell["lag_mean"] for cell in cells]
-    plot_estimates(axes, xs, means, "mean", fmt="o", color=COLOURS[0], ms=5)
-    bounds = [(x, int(c["bound"])) for x, c in enumerate(cells) if c["bound"] != UNBOUNDED]
-    axes.plot(*zip(*bounds, strict=True), "_", color=COLOURS[2], ms=18, mew=2, label="η")
+    plot_estimates(axes, xs, means, label="mean", fmt="o", color=COLOURS[0], ms=5)
+    bounds = {x: int(cell["bound"]) for x, cell in enumerate(cells) if cell["bound"].isdecimal()}
+    marks = {"color": COLOURS[2], "ms": 18, "mew": 2, "label": "η"}
+    axes.plot([*bounds], [*bounds.values()], "_", **marks)
     axes.set(ylabel="lag of trained tokens, policy versions", ylim=(0, None))
     name_bounds(axes, cells)
     axes.legend()
@@ -110,12 +124,11 @@ def _curves(axes: Any, record: Record, *, over_seconds: bool) -> None:
         )
         xs = times if over_seconds else runs[0]["versions"]
         values = [value for of_seeds in scores if (value := estimate(of_seeds))]
-        colour, line = COLOURS[number % len(COLOURS)], LINES[number % len(LINES)]
-        style = {"color": colour, "ls": line, "marker": MARKERS[number % len(MARKERS)], "ms": 4}
+        style = {"ls": LINES[number % len(LINES)], "ms": 4, **_style(number)}
         axes.plot(xs, [value.mean for value in values], label=eta(cell["bound"]), **style)
         if all(value.low is not None for value in values):
             ends = ([value[end] for value in values] for end in (1, 2))
-            axes.fill_between(xs, *ends, color=colour, alpha=0.12, lw=0)
+            axes.fill_between(xs, *ends, color=style["color"], alpha=0.12, lw=0)
     axes.set(xlabel="seconds of training" if over_seconds else "batches trained", ylabel=SCORE)
     axes.legend(ncols=2)
 
@@ -137,7 +150,8 @@ def _corrections(axes: Any, record: Record) -> None:
         ),
     ):
         values = [cell[f"{key}_less_synchronous"] for cell in cells]
-        plot_estimates(axes, [x + offset for x in range(len(cells))], values, label, **style)
+        xs = [x + offset for x in range(len(cells))]
+        plot_estimates(axes, xs, values, label=label, **style)
     axes.axhline(0, color="0.5", lw=1)
     axes.set_xticks(range(len(cells)), [cell["correction"] for cell in cells], size=8)
     axes.set(xlabel=f"correction at η = {record['stale']}", ylabel=f"{SCORE} less that of η = 0")
@@ -193,9 +207,3 @@ def draw(record: Record, folder: Path) -> None:
             axes.spines[["top", "right"]].set_visible(False)
             draw_into(axes, record)
             save_picture(figure, folder / f"staleness_{name}")
-
-
-def save_picture(figure: Any, path: Path) -> None:
-    """Write a figure of matplotlib as `path` with the suffixes .png and .svg."""
-    figure.savefig(path.with_suffix(".png"), dpi=150)
-    figure.savefig(path.with_suffix(".svg"), metadata={"Date": None})

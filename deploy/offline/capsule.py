@@ -73,24 +73,14 @@ def pack(
         raise InputError(f"{out} exists; name another file by --out")
     basis = find_basis(directory, steps, from_checkpoint=by_value)
     _refuse_other_models(basis.config.learner)
-    folder, checkpoint = folder_of(basis.model), basis.plan.checkpoint
-    if folder is None:
-        raise InputError(f"the model {basis.model!r} is not on this machine; fetch it first")
     with tempfile.TemporaryDirectory(prefix="headway-capsule-") as scratch:
-        made = Path(scratch)
-        program = _copy_batches(basis, made)
-        files = {name: made / name for name in files_of(made)}
-        if by_value:
-            files |= {f"model/{name}": folder / name for name in _files_of_model(folder)}
-        if checkpoint is not None:
-            own = _portable_checkpoint(checkpoint, made / "saved")
-            files |= {f"checkpoints/{checkpoint.name}/{name}": own[name] for name in own}
+        program, files = _files_to_pack(basis, Path(scratch), by_value=by_value)
         size = sum(path.stat().st_size for path in files.values())
         if (free := shutil.disk_usage(out.absolute().parent).free) < size:
             raise InputError(f"{out} would have {size:,} bytes, and its disk {free:,} left")
         say(f"packing {len(files)} files of {size:,} bytes into {out}")
         names = {str(path): name for name, path in files.items()}
-        checksums = {names[p]: c for p, c in compute(Path("/"), names).items()}
+        checksums = {names[path]: text for path, text in compute(Path("/"), names).items()}
         name = "/".join(Path(basis.model).parts[-2:])
         description = {
             "format": FORMAT,
@@ -110,6 +100,26 @@ def pack(
     for needed in _code_of(basis.config.learner):
         say(f"not packed, and needed where it is replayed: your {needed}")
     say(f"{out}: {out.stat().st_size:,} bytes; go on with: headway replay {out}")
+
+
+def _files_to_pack(
+    basis: Basis, scratch: Path, *, by_value: bool
+) -> tuple[dict[str, Any], dict[str, Path]]:
+    """Return program and machine of the run, and the files of a capsule by their names in it.
+
+    Those that are not packed as they are, are written into `scratch`.
+    """
+    folder, checkpoint = folder_of(basis.model), basis.plan.checkpoint
+    if folder is None:
+        raise InputError(f"the model {basis.model!r} is not on this machine; fetch it first")
+    program = _copy_batches(basis, scratch)
+    files = {name: scratch / name for name in files_of(scratch)}
+    if by_value:
+        files |= {f"model/{name}": folder / name for name in _files_of_model(folder)}
+    if checkpoint is not None:
+        own = _portable_checkpoint(checkpoint, scratch / "saved")
+        files |= {f"checkpoints/{checkpoint.name}/{name}": own[name] for name in own}
+    return program, files
 
 
 def _refuse_other_models(learner: LearnerConfig) -> None:

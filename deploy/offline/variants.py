@@ -22,7 +22,7 @@ from deploy.config.changes import changes
 from deploy.config.loader import completed, override
 from deploy.config.run_config import RunConfig
 from deploy.offline.replay import Basis, use_cores_of
-from deploy.report.plots import COLOURS, new_figure, plain
+from deploy.report.plots import COLOURS, new_figure, plain, save_picture
 from deploy.runtime.console import Terminal
 from headway.atomic_file import atomic_file
 from headway.errors import InputError
@@ -184,7 +184,8 @@ def compare_variants(
             terminal.advance(done, f"batch {version}: loss {report.loss:.4f}")
         if plan.first > plan.start:
             scratch = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="headway-")))
-            spec = replace(spec, checkpoint=str(own.rank.save(scratch, plan.first)))
+            saved = str(own.rank.save(scratch, plan.first))
+            spec = replace(spec, checkpoint=saved, version=plan.first)
         with torch.random.fork_rng():  # a learner that is loaded seeds anew
             trainees = {OWN: own} | {
                 name: begin(replace(spec, config=variant.objective, earlier=()))
@@ -250,7 +251,6 @@ def draw(record: Mapping[str, Any], folder: Path) -> None:
         axes.xaxis.get_major_locator().set_params(integer=True)
     figure.legend(*axes.get_legend_handles_labels(), loc="outside lower center", fontsize=8)
     folder.mkdir(parents=True, exist_ok=True)
-    for ending in ("svg", "png"):
-        figure.savefig(folder / f"replay.{ending}", dpi=150)
+    save_picture(figure, folder / "replay")
     with atomic_file(folder / "replay.json") as file:
         file.write(json.dumps(record, indent=1).encode())

@@ -25,8 +25,9 @@ def look_back(directory: RunDirectory, config: RunConfig) -> dict[str, Any]:
     """Predict a session from its first EARLY batches; return figures with what they came to.
 
     Throughput and lag are those of the later batches, until nothing is left to lease, of which no
-    more are simulated than for a plan; `seconds` are those of the whole session. Raises InputError
-    if it is too short or too large, or cannot be simulated.
+    more are simulated than for a plan; where there were more, the largest lag is left out, as it
+    grows with their number. `seconds` are those of the whole session. Raises InputError if it is
+    too short or too large, or cannot be simulated.
     """
     trained, leased = leased_batches(directory)
     later = leased[EARLY:]
@@ -38,7 +39,8 @@ def look_back(directory: RunDirectory, config: RunConfig) -> dict[str, Any]:
             f"{directory.path} has trained too few batches after the first {EARLY}, or too large "
             "ones to simulate them often"
         )
-    setting = setting_of_run(config, min(len(leased), EARLY + counted_steps(config)))
+    simulated = min(len(leased), EARLY + counted_steps(config))
+    setting = setting_of_run(config, simulated)
     rates = read_rates(directory, first=EARLY).rates
     predicted = intervals(replace(setting, warm_up=EARLY), rates, seed=config.seed)
     begun, at = trained[0].times.wait_started_at, leased[EARLY - 1].times.step_finished_at
@@ -51,6 +53,8 @@ def look_back(directory: RunDirectory, config: RunConfig) -> dict[str, Any]:
         "learner_idle": sum(batch.times.wait_seconds for batch in later) / seconds,
         **lag_figures(lags),
     }
+    if simulated < len(leased):
+        del happened["lag_max"]
     figures = {
         name: {"predicted": predicted[name], "happened": value} for name, value in happened.items()
     }

@@ -121,7 +121,7 @@ def _nodes(
     """
     versions = 3 if config.weight_sync.transport == "object_store" else 2
     published = {"published versions": versions * version if config.weight_sync.staged else 0.0}
-    driver = {"driver, broker": float(DRIVER_BASE), **published}
+    driver = {"driver, standby, broker": float(DRIVER_BASE), **published}
     local = config.deploy.ray_address == "local"
     if local or (config.weight_sync.one_node and config.deploy.placement.actors is None):
         yield _node("node", (rank, actor), driver)

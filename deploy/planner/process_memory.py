@@ -30,9 +30,9 @@ from weight_sync.vllm.device_memory import CHUNK_BYTES, stages_on_device
 Parts = Mapping[str, float]
 """Bytes by what they hold."""
 
-LEARNER_BASE, ENGINE_BASE, DRIVER_BASE = 590 * MIB, 1400 * MIB, 900 * MIB
-"""Python and libraries of a rank, of an actor with its engine's processes, and of driver, broker
-and broadcaster together."""
+LEARNER_BASE, ENGINE_BASE, DRIVER_BASE = 590 * MIB, 1400 * MIB, 1200 * MIB
+"""Python and libraries of a rank, of an actor with its engine's processes, and of driver, standby,
+broker and broadcaster together."""
 OWN_IMPORT = 130 * MIB
 """More of an engine that is no fork (`actors.engines.vllm_processes`), and so shares less."""
 PACKED, NEXT = 1.65, 1.9

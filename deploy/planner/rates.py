@@ -16,6 +16,7 @@ SAMPLED_GROUPS = 512
 Pace = tuple[float, float]
 """Seconds of the learner, and of engines, over those that their rates say."""
 LEAST_PACE = 0.01
+"""Smaller paces count as this one, as they have to have a logarithm."""
 MOST_MEMORY, FORGOTTEN = 0.95, 50
 """Largest memory of paces, and the number of batches after which nothing is left of one."""
 
@@ -148,9 +149,9 @@ def redrawn(paces: Sequence[Pace], count: int, chance: np.random.Generator) -> l
     """Draw paces of so many batches as another run would have them, from at least three.
 
     Their logarithms are autoregressive: a share of the deviation from the mean, the memory, stays
-    until the next batch. Its bias in short runs is made good; what is new is drawn for both sides
-    together, which may be slow for one reason. None is beyond the measured ones by more than their
-    standard deviation.
+    until the next batch. Its bias in short runs, −(1 + 3·memory)/n (Kendall 1954), is made good;
+    what is new is drawn for both sides together, which may be slow for one reason. None is beyond
+    the measured ones by more than their standard deviation.
     """
     logs = np.log(np.maximum(paces, LEAST_PACE))
     mean, length = logs.mean(axis=0), len(logs)

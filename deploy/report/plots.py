@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from itertools import pairwise
 from operator import attrgetter
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from deploy.report.summary import resumptions, sessions, successful_updates, version_seconds
@@ -120,6 +121,12 @@ def new_figure(width: float, height: float) -> "Figure":
     figure = Figure(figsize=(width, height), layout="constrained")
     FigureCanvasSVG(figure)
     return figure
+
+
+def save_picture(figure: "Figure", path: Path) -> None:
+    """Write a figure as `path` with the suffixes .png and .svg."""
+    figure.savefig(path.with_suffix(".png"), dpi=150)
+    figure.savefig(path.with_suffix(".svg"), metadata={"Date": None})
 
 
 def figure_of(plot: Plot, runs: Sequence[PlottedRun]) -> "Figure | None":

@@ -1,4 +1,7 @@
-"""Peak memory of a run's processes on this machine, as the system counts it."""
+"""Peak memory of a run's processes on this machine, as the system counts it.
+
+Memory that processes share counts in each, and peaks of a role need not be at one time.
+"""
 
 import re
 from collections import Counter

@@ -15,6 +15,7 @@ from benchmarks.harness.checkpoint_scores import (
     SCORES,
     failures,
     read_scores,
+    together,
     write_scores,
 )
 from benchmarks.harness.comparison import Comparison, ScoredOptions, measure_scored
@@ -39,15 +40,16 @@ class FakeFleet:
         self.events.append((version, model.name))
 
     async def evaluate(self, name, prompts, *, temperature, min_version):
-        self.events.append((min_version, len(prompts)))
+        self.events.append((min_version, prompts[0].prompt_id, len(prompts)))
 
     async def evaluation(self, name, timeout):
-        version = int(name.partition("@")[2])
+        kind, _, version = name.partition("@")
+        version = int(version)
         if version == 4 and self.changed.get("late"):
             await asyncio.sleep(60)
         figures = {
-            "count": 12, "failed": 0, "score": version / 10, "best": None,
-            "incomplete": 0, "lowest_version": version, "highest_version": version,
+            "count": {"score": 8, "further": 4}[kind], "failed": 0, "score": version / 10,
+            "best": None, "incomplete": 0, "lowest_version": version, "highest_version": version,
         }  # fmt: skip
         return Evaluation(**figures | (self.changed if version == 4 else {}))
 
@@ -70,20 +72,26 @@ def scores_of(run):
     return {version: row["score"] for version, row in read_scores(run).items()}
 
 
-def test_every_checkpoint_is_a_version_and_the_last_of_a_run_has_more_problems(stage):
+def test_every_checkpoint_is_a_version_and_the_last_of_a_run_has_further_problems(stage):
     config, inputs, runs = stage
     fleet = FakeFleet()
     asyncio.run(write_scores(config, inputs, fleet, runs))
     assert fleet.events == [
-        (0, "start"), (0, 8),
-        (1, "v000005"), (1, 8), (2, "v000010"), (2, 12),
-        (3, "v000005"), (3, 8), (4, "v000010"), (4, 12),
+        (0, "start"), (0, "p/0", 8),
+        (1, "v000005"), (1, "p/0", 8), (2, "v000010"), (2, "p/0", 8), (2, "p/8", 4),
+        (3, "v000005"), (3, "p/0", 8), (4, "v000010"), (4, "p/0", 8), (4, "p/8", 4),
     ]  # fmt: skip
     assert [scores_of(run) for run in runs] == [
         {0: 0.0, 5: 0.1, 10: 0.2},
         {0: 0.0, 5: 0.3, 10: 0.4},
     ]
+    assert read_scores(runs[0])[10]["final"]["scored"] == 12
     assert len((runs[0].parent / SCORED).read_text().splitlines()) == 5, "progress, a line for each"
+
+
+def test_a_score_of_two_parts_is_the_mean_of_their_rollouts():
+    parts = [{"score": 0.5, "scored": 8, "failed": 0}, {"score": 1.0, "scored": 2, "failed": 2}]
+    assert together(*parts) == {"score": 0.6, "scored": 10, "failed": 2}
 
 
 def test_a_study_ends_with_the_first_seed_without_a_finished_run(stage, capsys):
@@ -102,20 +110,20 @@ def test_a_study_ends_with_the_first_seed_without_a_finished_run(stage, capsys):
 
 def test_a_score_is_printed_and_kept_with_the_rollouts_that_failed(stage, capsys):
     config, inputs, runs = stage
-    asyncio.run(write_scores(config, inputs, FakeFleet(failed=9, score=1.0), runs))
-    assert "second v10: 1.000 (3 of 12, 9 failed)\n" in capsys.readouterr().out
-    last = read_scores(runs[1])[10]
-    assert last == {"score": 1.0, "scored": 3, "failed": 9}
+    asyncio.run(write_scores(config, inputs, FakeFleet(failed=3, score=1.0), runs))
+    assert "second v10: 1.000 (6 of 12, 6 failed)\n" in capsys.readouterr().out
+    last = read_scores(runs[1])[10]["final"]
+    assert last == {"score": 1.0, "scored": 6, "failed": 6}
     arm = {"name": "2", "seed": 0, "score": 1.0, "heldout": last}
-    assert failures([arm]) == ["held-out score, 2, seed 0: 1.000 (3 of 12, 9 failed)"]
+    assert failures([arm]) == ["held-out score, 2, seed 0: 1.000 (6 of 12, 6 failed)"]
 
 
 @pytest.mark.parametrize(
     ("changed", "message"),
     [
-        ({"score": None}, "each of the 12 rollouts failed"),
+        ({"score": None}, "each of the 8 rollouts failed"),
         ({"lowest_version": 3}, "scored by versions 3 to 4, and not by 4 alone"),
-        ({"late": True}, "12 problems took longer than 0.1 s"),
+        ({"late": True}, "8 problems took longer than 0.1 s"),
     ],
 )
 def test_a_checkpoint_that_cannot_be_scored_is_named_and_costs_no_other_run_its_scores(

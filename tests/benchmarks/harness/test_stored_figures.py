@@ -8,10 +8,12 @@ import pytest
 from benchmarks.harness import figures
 from benchmarks.harness.figure_blocks import made, record_block, summaries_block
 from benchmarks.harness.figures import Figure
+from benchmarks.loop.staleness_page import page
 from deploy.cli.bench import BENCHMARKS
 from headway.errors import InputError
 
 TAKEN = {
+    "commands": ["headway run demo"],
     "time": "2026-11-28T10:00:00+00:00",
     "commit": "0123456789ab",
     "seconds": 150.0,
@@ -29,17 +31,42 @@ SUMMARY = {
 }
 
 
-def test_figures_of_another_state_of_the_code_are_taken_in_the_order_of_the_list():
-    listed = dict.fromkeys(("async", "chaos", "queue"), Figure(minutes=1))
-    index = {"chaos": {"code": "new"}, "queue": {"code": "old"}}
+def test_figures_of_other_code_or_by_other_commands_are_taken_in_the_order_of_the_list():
+    listed = {name: Figure(minutes=1, bench=name) for name in ("async", "chaos", "queue")}
+    index = {
+        name: {"code": code, "commands": [f"headway bench {name}"]}
+        for name, code in (("chaos", "new"), ("queue", "old"))
+    }
     assert figures.chosen(listed, "", index, "new") == ["async", "queue"]
-    assert figures.chosen(listed, "queue,chaos", index, "new") == ["queue"]
+    listed["chaos"] = Figure(minutes=1, bench="chaos --kills 9")
+    assert "chaos" in figures.chosen(listed, "", index, "new"), "by other commands"
+    assert figures.chosen(listed, "queue", index, "new") == ["queue"]
     with pytest.raises(InputError, match="no figure 'chaso'; there are async, chaos, queue; did"):
         figures.chosen(listed, "chaso", index, "new")
 
 
+def test_unfinished_runs_go_on_with_the_same_code_and_options_alone(tmp_path, monkeypatch):
+    work, went_on = tmp_path / "work" / "x", []
+
+    def run(command, folder, log):
+        went_on.append(work.exists())
+        work.mkdir(exist_ok=True)
+        (work / "x.json").write_text("{}")
+
+    study = SimpleNamespace(continued=True, in_folder=True, file="{name}.json", name="x")
+    monkeypatch.setattr(figures, "WORK", work.parent)
+    monkeypatch.setattr(figures, "RESULTS", tmp_path)
+    monkeypatch.setattr(figures, "_run", run)
+    monkeypatch.setattr(Figure, "study", lambda figure: study)
+    for code, bench in (("old", "x"), ("old", "x"), ("new", "x"), ("new", "x --more")):
+        monkeypatch.setattr(figures, "code_checksum", lambda code=code: code)
+        figures.take("x", Figure(minutes=1, bench=bench))
+    assert went_on == [False, True, False, False]
+    assert (tmp_path / "x.json").exists()
+
+
 def test_a_block_has_the_commands_the_circumstances_and_a_row_for_each_run():
-    text = made(TAKEN, ["headway run demo"]) + "\n\n" + summaries_block([SUMMARY])
+    text = made(TAKEN) + "\n\n" + summaries_block([SUMMARY])
     assert text.splitlines() == [
         "    headway run demo",
         "",
@@ -74,8 +101,15 @@ def test_only_blocks_of_a_page_are_written(tmp_path, monkeypatch):
 
 
 def test_pages_show_what_is_stored():
-    for page in figures.pages():
-        assert figures.filled(page.read_text()) == page.read_text(), page
+    for shown in figures.pages():
+        assert figures.filled(shown.read_text()) == shown.read_text(), shown
+
+
+def test_stored_pages_of_the_study_follow_from_their_records():
+    for name, figure in figures.read_figures().items():
+        if figure.bench.startswith("staleness ") and name in figures.read_index():
+            record = json.loads((figures.RESULTS / f"{name}.json").read_text())
+            assert page(record, name) == (figures.RESULTS / f"{name}.md").read_text(), name
 
 
 def test_every_figure_names_a_benchmark_or_runs_whose_files_are_stored():

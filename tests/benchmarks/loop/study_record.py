@@ -10,7 +10,7 @@ CORRECTIONS = {
 
 def run(bound, correction, seed, *, gain=0.4, steps=100):
     """Return the figures of a run: the larger the bound, the faster, staler and worse."""
-    eta = 16 if bound == "inf" else int(bound)
+    eta = {"inf": 16, "auto": 4}.get(bound) or int(bound)
     seconds = steps * (1.0 + 1.0 / (1 + eta)) + seed
     loss = (0.3 if correction == "none" else 0.01) * eta / 8 * (1 + seed % 3) / 2
     versions = [0, 25, 50, 75, 100]
@@ -26,6 +26,7 @@ def run(bound, correction, seed, *, gain=0.4, steps=100):
         "batches": 70, "samples_per_second": 128 * steps / seconds,
         "learner_idle": 0.5 / (1 + eta), "actors_idle": 0.4 / (1 + eta) + 0.02, "pauses": 0.01,
         "lag_mean": sum(int(lag) * share for lag, share in lags.items()), "lag_max": eta,
+        "windows": [8] * 35 + [4] * 35 if bound == "auto" else [],
         "lags": lags, "groups_in_engines": 16.0 * (1 + eta / 2), "groups_ready": 8.0 * eta,
         "ess": 1 - eta / 100, "kl": 1e-3 * eta, "cut": 0.001 * eta,
         "score": scores[-1], "versions": versions, "scored": [500, 500, 500, 500, 2000],

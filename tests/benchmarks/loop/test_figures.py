@@ -42,8 +42,8 @@ def test_the_warm_up_is_left_out_of_every_figure():
     figures = training(rows(), actors_idle=0.25)
     expected = {
         "samples_per_second": 5.0, "tokens_per_second": 100.0, "tokens_per_rollout": 20.0,
-        "learner_idle": 0.5 / 2.0, "learner_step_seconds": 1.0, "learner_other_seconds": 0.5,
-        "actors_idle": 0.25, "lag_mean": 1.5, "lag_max": 2, "ess": 1.0, "reward_mean": 0.5,
+        "learner_idle": 0.5 / 2.0, "actors_idle": 0.25, "lag_mean": 1.5, "lag_max": 2,
+        "ess": 1.0, "reward_mean": 0.5,
     }  # fmt: skip
     assert {key: figures[key] for key in expected} == pytest.approx(expected)
     assert len(figures["raw"]["step_finished_at"]) == BATCHES
@@ -89,6 +89,10 @@ def test_a_version_is_scored_at_the_end_of_its_step_and_a_target_reached_in_betw
     assert (result["versions"], result["scored"]) == ([2, 4, 5], [8, 8, 8])
     assert (result["score"], result["seconds"]) == (0.6, 5)
     assert result["seconds_to_target"] == (seconds and pytest.approx(seconds))
+    rows[5]["final"] = {"score": 0.65, "scored": 20, "failed": 4}
+    result = learning(batches, rows, target)
+    assert (result["score"], result["heldout"]) == (0.65, {"scored": 20, "failed": 4})
+    assert result["curve"][-1] == (5, 0.6), "of the same problems as the other points"
 
 
 def arms_of_round(number, speed):

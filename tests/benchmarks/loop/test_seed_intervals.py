@@ -22,5 +22,5 @@ def test_the_interval_of_five_seeds_is_students():
 
 def test_no_interval_is_claimed_of_two_seeds():
     assert estimate([0.5, 1.0]) == (0.75, None, None, 2)
-    assert estimate([0.5, 1.0]).text() == "0.750"
+    assert estimate([0.5, 1.0]).text(".3f") == "0.750"
     assert estimate([None]) is None

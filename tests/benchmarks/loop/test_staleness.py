@@ -15,7 +15,14 @@ from benchmarks.harness.comparison import measure_scored, scored_figures
 from benchmarks.harness.record import code_checksum
 from benchmarks.harness.training_runs import Arm
 from benchmarks.loop.first_picture import fitted_steps
-from benchmarks.loop.staleness import StalenessOptions, measure, own_correction, plan, read_arm
+from benchmarks.loop.staleness import (
+    StalenessOptions,
+    measure,
+    own_correction,
+    plan,
+    read_arm,
+    reference,
+)
 from benchmarks.loop.staleness_conclusions import conclude
 from deploy.config.loader import load_recipe
 from deploy.errors import RunFailed
@@ -81,10 +88,12 @@ def cells(arms):
 
 def test_every_seed_trains_the_core_and_the_first_the_map_in_turn(tmp_path):
     study = planned(
-        tmp_path, full=True, bounds=["inf", "2", "0"], corrections=["none", "cispo"], seeds=[3, 4]
-    )
+        tmp_path, full=True, bounds=["auto", "inf", "2", "0"], corrections=["none", "cispo"],
+        seeds=[3, 4],
+    )  # fmt: skip
     first, second, of_first = map(cells, study.arms)
-    assert first == [(b, "cispo", 3) for b in ("0", "2", "8", "inf")] + [("8", "none", 3)]
+    bounds = ("0", "2", "8", "inf", "auto")
+    assert first == [(b, "cispo", 3) for b in bounds] + [("8", "none", 3)]
     assert second == [(*cell[:2], 4) for cell in reversed(first)], "every other time backwards"
     assert of_first == [("2", "none", 3), ("inf", "none", 3)]
     assert study.options.minutes == 0
@@ -92,25 +101,34 @@ def test_every_seed_trains_the_core_and_the_first_the_map_in_turn(tmp_path):
 
 def test_the_whole_study_has_every_bound_and_correction_and_five_seeds(tmp_path):
     study = planned(tmp_path, full=True)
-    assert [len(arms) for arms in study.arms] == [12] * 5 + [25]
+    assert [len(arms) for arms in study.arms] == [13] * 5 + [25]
     every = {(name, kind) for arms in study.arms for name, kind, _ in cells(arms)}
-    assert len(every) == 1 + 6 * 6, "at η = 0 the recipe's own correction alone"
+    assert len(every) == 1 + 6 * 6 + 1, "at η = 0 and a bound of the run its own correction alone"
 
 
 def test_engines_hold_all_that_a_bound_allows_and_without_one_as_much_as_with_16(tmp_path):
     study = planned(
-        tmp_path, bounds=["0", "2", "inf"], corrections=["loglinear"], seeds=[0], steps=60
+        tmp_path, bounds=["0", "2", "inf", "auto"], corrections=["loglinear"], seeds=[0], steps=60
     )
-    zero, two, eight, unbounded, other = (arm.config for arm in study.arms[0])
-    for config, held in ((zero, 1), (two, 3), (eight, 9), (unbounded, 17), (other, 9)):
+    zero, two, eight, unbounded, own, other = (arm.config for arm in study.arms[0])
+    for config, held in ((zero, 1), (two, 3), (eight, 9), (unbounded, 17), (own, 9), (other, 9)):
         assert config.queues.window == held * 16
         assert config.actors.max_concurrent_rollouts == held * 16 * 8
     assert (unbounded.queues.max_staleness, two.queues.max_staleness) == (60, 2)
+    assert (own.queues.max_staleness, own.queues.bound) == ("auto", 8)
     assert two.learner == study.base.learner, "the recipe's own loss and correction"
     assert (other.objective.loss, other.objective.loss_options) == (
         "decoupled_ppo", {"proximal": "loglinear"},
     )  # fmt: skip
     assert two.name == "eta2-seed0", "`headway bench plan` reads it"
+
+
+@pytest.mark.parametrize(
+    ("bounds", "source"),
+    [(["0", "2", "8"], "2"), (["8", "0", "4"], "8"), (["0", "auto", "4"], "4")],
+)
+def test_runs_are_predicted_from_those_with_2_or_the_largest_bound(bounds, source):
+    assert reference(StalenessOptions(bounds=bounds, corrections=[]), "cispo") == source
 
 
 @pytest.mark.parametrize(
@@ -276,7 +294,8 @@ def test_a_study_is_trained_interrupted_and_continued_from_its_runs_or_its_recor
         assert arm["versions"] == [0, 7, 14]
         assert [seconds > 0 for seconds, _ in arm["curve"]] == [False, True, True]
         assert arm["environment"]["versions"]["torch"]
-        assert arm["score"] == arm["curve"][-1][1]
+        assert arm["scored"] == [8, 8, 8]
+        assert arm["heldout"] == {"scored": 12, "failed": 0}
         assert (arm["first_version"], arm["batches"] < 14 - 5) == (5, True)
         assert sum(arm["lags"].values()) == pytest.approx(1.0)
         assert arm["groups_in_engines"] > 0

@@ -5,8 +5,9 @@ from itertools import pairwise
 import pytest
 
 from benchmarks.loop.seed_intervals import estimate
-from benchmarks.loop.staleness_conclusions import conclude
-from benchmarks.loop.staleness_pictures import draw, pictures, plot_speed_by_lag, save_picture
+from benchmarks.loop.staleness import FULL
+from benchmarks.loop.staleness_conclusions import conclude, eta
+from benchmarks.loop.staleness_pictures import MARKERS, pictures
 from deploy.report.plots import new_figure
 from tests.benchmarks.loop.study_record import record, run
 
@@ -57,10 +58,19 @@ def test_throughput_has_its_intervals_and_limits():
     assert bars[0].get_segments()[1][:, 1] == pytest.approx([value.low, value.high])
 
 
+def test_no_line_joins_the_bound_of_a_run_with_those_that_are_given():
+    axes = axes_of("throughput", concluded(bounds=("0", "2", "auto"), corrections=()))
+    measured = [[*line.get_xdata()] for line in axes.lines if line.get_marker() == "o"]
+    assert measured == [[0, 1], [2]]
+
+
 def test_throughput_over_lag_is_points_that_no_line_joins():
-    axes = axes_of("throughput_by_lag", concluded())
+    bounds = FULL["bounds"]
+    axes = axes_of("throughput_by_lag", concluded(bounds=bounds, corrections=()))
     assert joined(axes) == []
-    assert [text.get_text() for text in axes.get_legend().texts] == ["η = 0", "η = 2", "η = 8"]
+    assert [text.get_text() for text in axes.get_legend().texts] == [*map(eta, bounds)]
+    points = {(line.get_color(), line.get_marker()) for line in axes.lines}
+    assert len({colour for colour, marker in points if marker in MARKERS}) == len(bounds) == 8
 
 
 def test_scores_have_bands_where_intervals_are_known():
@@ -86,24 +96,5 @@ def test_a_picture_without_data_is_not_drawn():
     ]  # fmt: skip
     assert "corrections" not in pictures(concluded(bounds=("2", "8")))
     assert "map" not in pictures(concluded())
-
-
-def test_pictures_are_written_as_png_and_svg(tmp_path):
-    draw(concluded(corrections=()), tmp_path)
-    assert len([*tmp_path.glob("staleness_*.png")]) == len([*tmp_path.glob("staleness_*.svg")]) == 5
-    save_picture(new_figure(1, 1), tmp_path / "picture")
-    assert (tmp_path / "picture.png").read_bytes().startswith(b"\x89PNG")
-    assert "<svg" in (tmp_path / "picture.svg").read_text()
-
-
-def test_rounds_of_another_comparison_are_points_too():
-    axes = new_figure(4, 3).subplots()
-    cells = [
-        {"bound": str(bound), "lag_mean": estimate([bound]), "samples_per_second": estimate([9.0])}
-        for bound in (0, 2)
-    ]
-    plot_speed_by_lag(axes, cells)
-    assert [line.get_xdata().tolist() for line in axes.lines if line.get_marker() in "os"] == [
-        [0],
-        [2],
-    ]
+    unbounded = concluded(bounds=("inf",), corrections=())
+    assert axes_of("lag", unbounded).get_xticklabels()[0].get_text() == "none"

@@ -17,12 +17,10 @@ def recorded(*checksums):
     }
 
 
-def test_steps_name_the_first_batch_and_the_first_that_is_not_wanted():
-    assert parse_steps("3:17") == (3, 17)
-
-
-@pytest.mark.parametrize(("text", "steps"), [("40-42", (40, 43)), ("7-7", (7, 8))])
-def test_steps_with_a_dash_name_the_first_and_the_last_batch(text, steps):
+@pytest.mark.parametrize(
+    ("text", "steps"), [("3:17", (3, 17)), ("40-42", (40, 43)), ("7-7", (7, 8))]
+)
+def test_steps_end_before_the_second_number_behind_a_colon_and_with_it_behind_a_dash(text, steps):
     assert parse_steps(text) == steps
 
 

@@ -3,6 +3,7 @@
 import pytest
 
 from deploy.config.loader import load_recipe
+from deploy.planner import hindsight
 from deploy.planner.hindsight import EARLY, look_back
 from deploy.report.tables import PREDICTED
 from deploy.storage.run_directory import RunDirectory
@@ -12,7 +13,7 @@ from tests.deploy.leased import train_early
 SMALL = ("prompts.groups_per_batch=1", "prompts.group_size=2", "actors.max_concurrent_rollouts=8")
 
 
-def test_the_later_batches_are_predicted_from_the_first_ones(tmp_path):
+def test_the_later_batches_are_predicted_from_the_first_ones(tmp_path, monkeypatch):
     run = RunDirectory(tmp_path)
     batches = train_early(run, steps=EARLY + 8, staleness=1)
     config = load_recipe("demo", [*SMALL, "queues.max_staleness=1"])
@@ -32,6 +33,8 @@ def test_the_later_batches_are_predicted_from_the_first_ones(tmp_path):
     assert figures["seconds"]["predicted"][1] == pytest.approx(known + left)
     for figure in figures.values():
         assert figure["predicted"] == sorted(figure["predicted"])
+    monkeypatch.setattr(hindsight, "counted_steps", lambda config: 3)
+    assert "lag_max" not in look_back(run, config)["figures"], "of fewer batches it is smaller"
 
 
 def test_a_run_that_ends_after_its_first_batches_is_not_predicted(tmp_path):
