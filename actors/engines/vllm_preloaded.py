@@ -1,4 +1,4 @@
-"""What the process imports of which engines are forks (`vllm_processes`); nothing else imports it.
+"""Imports of the process that engines are forks of (`vllm_processes`); nothing else imports it.
 
 Collecting garbage meanwhile would take a fifth of the time, and engines never collect what they
 have inherited.

@@ -1,4 +1,4 @@
-"""What the workers of all peers share: recipe and prompts, the reward, and the files of a run.
+"""The part that workers of all peers share: recipe and prompts, the reward, and the files of a run.
 
 `metrics.jsonl` gets a row for each batch, `checkpoints/` models as Hugging Face folders, and
 `peer.json` the settings of the peer and versions.

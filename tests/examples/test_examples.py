@@ -138,8 +138,11 @@ def test_the_reward_of_the_study_is_the_share_of_right_letters(
 @pytest.mark.parametrize("example", [pytest.param("staleness", marks=slow)])
 def test_the_study_compares_bounds_and_corrections(example, tmp_path):
     study = play(example, tmp_path, most=2) / "study"
-    arms = {arm["name"]: arm for arm in json.loads((study / "staleness.json").read_text())["arms"]}
-    assert set(arms) == {"0", "2", "8", "none"}
-    assert arms["0"]["lag_max"] == 0 < arms["2"]["lag_max"] <= 2
-    assert arms["0"]["samples_per_second"] < arms["2"]["samples_per_second"]
-    assert (study / "staleness.svg").stat().st_size > 10_000
+    runs = json.loads((study / "staleness.json").read_text())["arms"]
+    arms = {(run["name"], run["kind"]): run for run in runs}
+    assert set(arms) == {("0", "cispo"), ("8", "cispo"), ("8", "none")}
+    zero, eight, uncorrected = arms.values()
+    assert zero["lag_max"] == 0 < eight["lag_max"] <= 8
+    assert zero["samples_per_second"] < eight["samples_per_second"]
+    assert uncorrected["score"] < min(zero["score"], eight["score"])
+    assert (study / "staleness_throughput.svg").stat().st_size > 10_000
