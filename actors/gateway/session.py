@@ -129,7 +129,9 @@ class Session:
         for n, message in enumerate(asked if self._prompts else ()):
             if message.role == "assistant" and digests[n] not in self._histories:
                 before = Request(ids=[], messages=asked[:n], context=context)
-                self._repeat(self._rendered(before, digests[:n], tools, options), message)
+                before = self._rendered(before, digests[:n], tools, options)
+                if not self._was_said(before, message):
+                    self._repeat(before, message)
         request = Request(ids=[], messages=asked, context=context)
         return self._rendered(request, digests, tools, options)
 
@@ -240,6 +242,15 @@ class Session:
     def _give(self, number: int) -> Turn:
         del self._prompts[number]
         return self._recorded[number]
+
+    def _was_said(self, request: Request, reply: ChatMessage) -> bool:
+        """Return True if a completed turn has so answered the same ids, asked with other tools."""
+        return any(
+            history[-1].compared == reply.compared
+            and len(history) == len(request.messages) + 1
+            and self.path(number)[: len(request.ids)] == request.ids
+            for number, history in self._histories.values()
+        )
 
     def _repeat(self, request: Request, reply: ChatMessage) -> None:
         """Take a recorded answer as given where an agent that went on has its message."""

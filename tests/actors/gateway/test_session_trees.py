@@ -260,6 +260,21 @@ def test_a_session_of_saved_turns_repeats_their_answers_and_goes_on(name, data):
     assert again.tokens() == session.tokens()
 
 
+def test_a_saved_answer_is_not_taken_for_the_same_one_that_was_given_with_other_tools():
+    asked, ids, reply = [user("a")], tokenizer("characters").encode("so"), assistant("so")
+    session = Session(template("characters"))
+    first, second = (
+        session.complete(session.begin(asked, TOOLS), sampled(ids, number), reply)
+        for number in range(2)
+    )
+    again = Session(template("characters"), [first, second])
+    request = again.begin(asked, TOOLS)
+    assert again.recorded(request) == first
+    again.complete(request, sampled(ids), reply)
+    again.begin([*asked, reply, user("b")])
+    assert again.recorded(again.begin(asked, TOOLS)) == second
+
+
 @costly
 @given(data=st.data())
 def test_turns_say_where_their_prompts_stand_in_earlier_ones(data):
