@@ -261,16 +261,13 @@ def predict_seeds(plan: Comparison[StalenessOptions], figures: Sequence[Record])
 
 def predict(arm: Arm, rates: Rates) -> Record:
     """Return samples per second and mean lag of a run that rates of its own ranks predict."""
-    bound, actors, ranks = (
-        arm.config.queues.bound,
-        arm.config.actors.count,
-        arm.config.learner.ranks,
-    )
+    config, bound = arm.config, arm.config.queues.bound
+    actors, ranks = config.actors.count, config.learner.ranks
     rates = replace(rates, ranks=ranks)
-    [prospect] = predict_split(arm.config, rates, actors, ranks, [bound])
+    [prospect] = predict_split(config, rates, actors, ranks, [bound])
     outcome = prospect.outcome
     speed, lag = outcome.samples_per_second, outcome.lag_mean
-    for intervals in split_intervals(arm.config, rates, prospect, [bound]):
+    for intervals in split_intervals(config, rates, prospect, [bound]):
         speed, lag = (intervals[name][1] for name in ("samples_per_second", "lag_mean"))
     return {"simulated": speed, "predicted_lag": lag}
 

@@ -196,9 +196,7 @@ class Session:
             time.sleep(FIRST_WAIT_SECONDS)
 
 
-def begin_session(
-    end_leftovers: Callable[[Path], None], import_all: Callable[[], None] = lambda: None
-) -> Session:
+def begin_session(end_leftovers: Callable[[Path], None], import_all: Callable[[], None]) -> Session:
     """Return in the process of a session, and never in its parent, which exits as it does.
 
     `end_leftovers` ends what a killed session has left, by the folder of its run; `import_all`

@@ -83,7 +83,9 @@ class AutoState:
     stale: int | None = None
     """The w at which ESS was last below its floor; None once it was not."""
     retries: int = 1
+    """Decisions in a row that have to ask for it until it is tried again."""
     was_narrowed: bool = False
+    """True from the first narrowing on: the window no longer grows twofold."""
     moved: int = 0
     """The last step of w; 0 before the first."""
     limit: str = ""

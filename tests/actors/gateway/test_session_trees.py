@@ -117,10 +117,12 @@ class Agent:
         """Return sampled tokens, perhaps cut off, and a message that they may be parsed as."""
         texts = self.texts if self.name == "characters" else self.texts + THOUGHTS
         calls = self.draw(st.lists(st.sampled_from(CALLS), max_size=2))
-        further = {"reasoning": "hm"} if self.one_of(0, 0, 1) else {}
+        thinks = self.one_of(0, 0, 1)
         ids = self.draw(st.lists(self.ids, min_size=1, max_size=6))
-        cut = self.one_of(False, False, True)
-        message = assistant(self.one_of(*texts), *calls, **further)
+        cut, content = self.one_of(False, False, True), self.one_of(*texts)
+        # thoughts are sampled too, so a message whose content is all that was sampled has none
+        thinks = thinks and tokenizer(self.name).decode(ids).strip() != content.strip()
+        message = assistant(content, *calls, **({"reasoning": "hm"} if thinks else {}))
         return ids if cut else [*ids, tokenizer(self.name).eos_token_id], message
 
     def begin(self, session):
