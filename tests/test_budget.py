@@ -12,12 +12,12 @@ import pytest
 ROOT = Path(__file__).parent.parent
 BUDGET = {
     "headway": 1977,
-    "queues": 6798,
+    "queues": 6808,
     "weight_sync": 4512,
     "actors": 17196,
     "learner": 12514,
-    "deploy": 21960,
-    "benchmarks": 9449,
+    "deploy": 21965,
+    "benchmarks": 9603,
     "examples": 548,
 }
 """Most lines of Python of each package."""

@@ -10,8 +10,8 @@ import os
 
 ENGINE = ("v1.engine.core", "v1.executor.uniproc_executor", "v1.worker.cpu_worker")
 
+os.register_at_fork(after_in_child=gc.enable)
 gc.disable()
 for name in ENGINE:
     importlib.import_module(f"vllm.{name}")
 gc.freeze()
-os.register_at_fork(after_in_child=gc.enable)

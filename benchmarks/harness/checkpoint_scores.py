@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from benchmarks.harness.processes import Progress, run_main, run_with_progress
-from benchmarks.harness.record import Record
+from benchmarks.harness.record import Record, store
 from benchmarks.harness.training_runs import vary
 from deploy.config.run_config import RunConfig
 from deploy.errors import RunFailed
@@ -131,8 +131,10 @@ async def write_scores(
 ) -> None:
     """Score every checkpoint with running actors; writes a run's file when all of it is scored.
 
+    A run with a checkpoint that cannot be scored within `seconds` is named and gets no file.
+
     Raises:
-        RunFailed: A checkpoint could not be scored within `seconds`; names it.
+        RunFailed: The initial model cannot be scored.
     """
     start, initial = Path(inputs.model_path), config.deploy.runs_dir / INITIAL
     assert config.heldout is not None
@@ -152,15 +154,7 @@ async def write_scores(
         except RunFailed as error:
             raise RunFailed(f"{model}: {error}") from None
 
-    def progress(model: Path, result: Record) -> None:
-        with (config.deploy.runs_dir / SCORED).open("a") as scored:
-            scored.write(f"{model} {Score.of(result)}\n")
-
-    await fleet.publish(0, start)
-    if not initial.exists():
-        initial.write_text(json.dumps(result := await score(0, start, 0, usual)))
-        progress(start, result)
-    for run in runs:
+    async def score_run(run: Path) -> None:
         scores: dict[int, Record] = {}
         for version, path in (folders := checkpoints(run)):
             await fleet.publish(published := next(versions), path)
@@ -170,8 +164,24 @@ async def write_scores(
                 result = together(result, further)
                 scores[version]["final"] = result
             print(f"{run.name} v{version}: {Score.of(result)}", flush=True)
-            progress(path, result)
-        (run / SCORES).write_text(json.dumps(scores) + "\n")
+            _note(config, path, result)
+        store(scores, run / SCORES)
+
+    await fleet.publish(0, start)
+    if not initial.exists():
+        store(result := await score(0, start, 0, usual), initial)
+        _note(config, start, result)
+    for run in runs:
+        try:
+            await score_run(run)
+        except RunFailed as error:
+            print(error, flush=True)
+
+
+def _note(config: RunConfig, model: Path, result: Record) -> None:
+    """Add a line to the file of progress."""
+    with (config.deploy.runs_dir / SCORED).open("a") as scored:
+        scored.write(f"{model} {Score.of(result)}\n")
 
 
 def together(first: Record, second: Record) -> Record:

@@ -2,16 +2,17 @@
 
 import hashlib
 import json
+import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, ClassVar, Generic, TypeVar
+from typing import Annotated, Any, ClassVar, Generic, TypeVar
 
 import typer
 from pydantic import Field
 
-from benchmarks.harness.checkpoint_scores import learning, read_scores, score_runs
+from benchmarks.harness.checkpoint_scores import SCORES, learning, read_scores, score_runs
 from benchmarks.harness.cores import check_devices, describe_devices, with_cores
 from benchmarks.harness.processes import CLI, child, raise_failure, set_options
 from benchmarks.harness.record import Record, timestamp
@@ -26,6 +27,7 @@ from deploy.report.summary import WARM_UP
 from deploy.storage.atomic_folder import ORIGIN_FILE
 from headway.cpu_cores import usable_cores
 from headway.errors import HeadwayError, InputError
+from headway.user_code import CODE_DIR
 from learner.config.learner import ModelConfig
 
 Settings = Annotated[
@@ -77,12 +79,18 @@ class Comparison(Generic[Chosen]):
         facts = {"recipe": self.options.recipe, "settings": self.options.settings}
         return {**facts, "steps": self.base.steps, "devices": describe_devices(self.base)}
 
-    def recipe_key(self) -> str:
-        """Return a checksum of the settings that all arms share; folders and seeds are left out."""
+    def recipe_key(self, *cells: Any) -> str:
+        """Return a checksum of the settings of all arms, and of the code beside the recipe.
+
+        `cells` are settings in which arms differ; folders and seeds are left out.
+        """
         recipe = load_recipe(self.options.recipe, self.options.settings)
         model = recipe.model_dump(mode="json", include={"model", "sft", "prefer"})
         shared = self.base.model_dump(mode="json", exclude={"name", "seed", "deploy", "model"})
-        return hashlib.sha256(json.dumps([model, shared], sort_keys=True).encode()).hexdigest()[:12]
+        beside = Path(os.environ[CODE_DIR]).glob("*.py") if CODE_DIR in os.environ else ()
+        code = {file.name: file.read_text() for file in beside}
+        settings = json.dumps([model, shared, code, *cells], sort_keys=True)
+        return hashlib.sha256(settings.encode()).hexdigest()[:12]
 
     def make_warm_start(self) -> None:
         """Make the warm start of the arms, unless it exists; raises as `make_model`."""
@@ -240,8 +248,13 @@ def measure_scored(plan: Comparison[Scored], read: Callable[[Arm], Record]) -> I
 
 
 def scored_figures(arm: Arm, figures: Record, target: float | None) -> Record:
-    """Return figures of a run with what tells it from others and with those of its scores."""
+    """Return figures of a run with what tells it from others and with those of its scores.
+
+    Raises RunFailed where it has no scores.
+    """
     run = arm.directory
+    if not (run.path / SCORES).exists():
+        raise RunFailed("a checkpoint could not be scored: see scores.log")
     return {
         **arm.tags(),
         "environment": arm.environment(),

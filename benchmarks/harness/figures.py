@@ -77,6 +77,10 @@ class Figure(BaseModel):
             for run, file in self.files.items()
         }
 
+    def code(self) -> str:
+        """Return the checksum of what trains its runs, in its own folder too."""
+        return code_checksum(*([] if self.folder == "." else [ROOT / self.folder]))
+
     def study(self) -> Study[Any]:
         """Return the benchmark."""
         module = BENCHMARKS[self.bench.partition(" ")[0]]
@@ -96,13 +100,8 @@ def read_index() -> dict[str, Record]:
     return index
 
 
-def chosen(
-    figures: Mapping[str, Figure], only: str, index: Mapping[str, Record], code: str
-) -> list[str]:
-    """Return the names of the figures that are to be taken; raises InputError for unknown ones.
-
-    `code` is the present checksum.
-    """
+def chosen(figures: Mapping[str, Figure], only: str, index: Mapping[str, Record]) -> list[str]:
+    """Return the names of the figures that are to be taken; raises InputError for unknown ones."""
     names = [name for name in only.split(",") if name]
     for name in names:
         if name not in figures:
@@ -114,7 +113,7 @@ def chosen(
     return [
         name
         for name, figure in figures.items()
-        if name in (names or figures) and taken.get(name) != (code, figure.command_lines())
+        if name in (names or figures) and taken.get(name) != (figure.code(), figure.command_lines())
     ]
 
 
@@ -134,7 +133,7 @@ def _take_bench(name: str, figure: Figure, work: Path, log: Path) -> None:
     It goes on with runs that it has left unfinished, if code and options are still the same.
     """
     study, started = figure.study(), work.with_suffix(".started")
-    start = f"{code_checksum()} {figure.bench}"
+    start = f"{figure.code()} {figure.bench}"
     if not (study.continued and started.exists() and started.read_text() == start):
         shutil.rmtree(work, ignore_errors=True)
     started.write_text(start)
@@ -181,15 +180,16 @@ def _run(command: str, folder: Path, log: Path) -> None:
 
 def take_all(only: str) -> None:
     """Take the figures that are older than the code, one after the other; write the pages."""
-    figures, index, code = read_figures(), read_index(), code_checksum()
-    names = chosen(figures, only, index, code)
+    figures = read_figures()
+    names = chosen(figures, only, read_index())
     left = sum(figures[name].minutes for name in names)
     for number, name in enumerate(names, start=1):
         Terminal().say(f"{number}/{len(names)} {name}: about {left} min left")
         figure, facts, began = figures[name], environment(), time.monotonic()
+        facts |= {"code": figure.code(), "commands": figure.command_lines()}
         take(name, figure)
         del facts["command"]
-        facts |= {"seconds": time.monotonic() - began, "commands": figure.command_lines()}
+        facts["seconds"] = time.monotonic() - began
         store({**read_index(), name: facts}, INDEX)
         left -= figure.minutes
         write_pages()
@@ -207,16 +207,16 @@ def pages() -> list[Path]:
 def filled(text: str) -> str:
     """Return the text of a page with its blocks as they follow from the stored figures.
 
-    Raises InputError for a block whose figure is not known or not stored.
+    A block whose figure is not stored yet stays as it is; raises InputError for an unknown one.
     """
     figures, index = read_figures(), read_index()
 
     def block(match: re.Match[str]) -> str:
         begin, name, end = match.groups()
-        if name not in figures or name not in index:
-            raise InputError(
-                f"there is no stored figure {name!r}; `make figures ONLY={name}` takes it"
-            )
+        if name not in figures:
+            raise InputError(f"a page shows {name!r}, and there are {', '.join(figures)}")
+        if name not in index:
+            return match[0]
         return f"{begin}\n{describe(name, figures[name], index[name])}\n\n{end}"
 
     return BLOCK.sub(block, text)

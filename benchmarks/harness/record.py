@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from deploy.runtime import machine
+from headway.atomic_file import atomic_file
 from headway.errors import InputError, is_bad_input
 from headway.file_lock import locked
 
@@ -56,12 +57,13 @@ def environment() -> Record:
     }
 
 
-def code_checksum() -> str:
-    """Return a checksum of the source files by which runs are trained."""
-    files = (path for package in TRAINING for path in (ROOT / package).rglob("*.[cp]*"))
+def code_checksum(*further: Path) -> str:
+    """Return a checksum of the files by which runs are trained: code, recipes, further folders."""
+    own = (path for package in TRAINING for path in (ROOT / package).rglob("*.*"))
+    files = {*own, *(path for folder in further for path in folder.iterdir())}
     digest = hashlib.sha256()
-    for file in sorted(path for path in files if path.suffix in (".c", ".py")):
-        digest.update(f"{file.relative_to(ROOT)} ".encode() + file.read_bytes())
+    for file in sorted(path for path in files if path.suffix in (".c", ".py", ".toml")):
+        digest.update(f"{file.name} ".encode() + file.read_bytes())
     return digest.hexdigest()[:12]
 
 
@@ -82,9 +84,10 @@ def reserve(file: Path) -> None:
         raise InputError(f"{file} cannot be written: {error.strerror}") from None
 
 
-def store(record: Mapping[str, Any], file: Path) -> None:
+def store(record: Mapping[Any, Any], file: Path) -> None:
     """Write a record as JSON."""
-    file.write_text(json.dumps(record, indent=1) + "\n")
+    with atomic_file(file) as written:
+        written.write(json.dumps(record, indent=1).encode() + b"\n")
 
 
 @contextmanager

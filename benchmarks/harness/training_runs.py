@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.harness.processes import Progress, run_with_progress
-from benchmarks.harness.record import Record, environment
+from benchmarks.harness.record import Record, code_checksum, environment
 from deploy.config.run_config import RunConfig
 from deploy.errors import RunFailed
 from deploy.storage.run_directory import RunDirectory
@@ -72,7 +72,11 @@ class Arm:
                 f"{self.directory.path} was made from another recipe, checkout or warm start; name "
                 "another --out"
             )
-        return self.directory.status() == "done"
+        if self.directory.status() != "done":
+            return False
+        if (self.environment() or {}).get("code") not in (None, code_checksum()):
+            raise InputError(f"{self.directory.path} was made by other code; name another --out")
+        return True
 
     def failed(self, reason: str) -> Record:
         """Print why the arm is left out, and return it as a record."""
@@ -92,11 +96,16 @@ class TrainingRuns:
     """Runs a number of arms one after the other; prints which it is and the time left."""
 
     def __init__(self, total: int) -> None:
-        self._total, self._done = total, 0
+        self._total, self._done, self._code = total, 0, code_checksum()
         self._seconds: list[float] = []
 
     def run(self, arm: Arm) -> RunDirectory:
-        """Run an arm, with the file of its recipe, in a process; raises as `raise_failure`."""
+        """Run an arm, with the file of its recipe, in a process; raises as `raise_failure`.
+
+        Raises also InputError, if the code has changed since the first arm.
+        """
+        if code_checksum() != self._code:
+            raise InputError("the code has changed meanwhile: runs of both cannot be compared")
         recipe, label = arm.file(".json"), arm.label
         recipe.write_text(arm.config.model_dump_json(indent=2))
         arm.file(".environment.json").write_text(json.dumps(environment(), indent=2))

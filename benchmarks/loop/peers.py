@@ -8,11 +8,11 @@ Needs `make trl` and `make tunix`, and a quiet machine. An existing folder of --
 """
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
-from operator import attrgetter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from operator import attrgetter, sub, truediv
 from pathlib import Path
 from statistics import median
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -29,7 +29,7 @@ from benchmarks.harness.record import ROOT, Record
 from benchmarks.harness.study import Study, choice, name_of, several
 from benchmarks.harness.training_runs import BATCHES, Arm, conditions, vary
 from benchmarks.loop.comparison_report import group, medians_table, seeds_of
-from benchmarks.loop.run_figures import speed
+from benchmarks.loop.run_figures import leased_rows, speed
 from deploy.config.loader import load_recipe
 from deploy.config.run_config import RunConfig
 from deploy.report.summary import WARM_UP
@@ -143,32 +143,46 @@ def read_arm(arm: Arm) -> Record:
     rows, peer = arm.directory.rows(BATCHES), arm.directory.path / SETTINGS
     return {
         "peer": json.loads(peer.read_text()) if peer.exists() else None,
-        **speed(rows),
+        **speed(leased_rows(arm.directory, rows) if arm.name == HEADWAY else rows),
         "step_finished_at": [row["step_finished_at"] for row in rows],
     }
 
 
 def conclude(runs: Sequence[Record]) -> Record:
-    """Return Headway's samples/s and seconds to the target over each peer's, medians over seeds.
+    """Return Headway's samples/s and seconds to the target over each peer's, and its lead in score.
 
-    A seed with which one of them failed is left out; None where one did not reach the target.
+    They are medians over seeds. A seed with which one of them failed is left out; None where one
+    did not reach the target.
     """
     by_name: dict[str, dict[int, Record]] = {}
     for run in runs:
         by_name.setdefault(run["name"].partition(",")[0], {})[run["seed"]] = run
     ours = by_name.pop(HEADWAY, {})
 
-    def ratio(theirs: Mapping[int, Record], key: str) -> float | None:
+    def typical(theirs: Mapping[int, Record], key: str, of: Callable[[Any, Any], float]) -> Any:
         values = [(ours[seed][key], theirs[seed][key]) for seed in ours.keys() & theirs.keys()]
         if not values or any(None in pair for pair in values):
             return None
-        return float(median(own / other for own, other in values))
+        return median(of(*pair) for pair in values)
 
-    keys = {"throughput": "samples_per_second", "time": "seconds_to_target"}
     return {
-        peer: {name: ratio(theirs, key) for name, key in keys.items()}
+        peer: {
+            "throughput": typical(theirs, "samples_per_second", truediv),
+            "time": typical(theirs, "seconds_to_target", truediv),
+            "score": typical(theirs, "score", sub),
+        }
         for peer, theirs in by_name.items()
     }
+
+
+def misses(record: Record) -> list[str]:
+    """Return the peers whose score after the same samples is above Headway's."""
+    leads = {peer: found["score"] for peer, found in record["conclusions"].items()}
+    return [
+        f"the score is {-lead:.3f} below {peer}'s after the same samples, in the median over seeds"
+        for peer, lead in leads.items()
+        if lead is not None and lead < 0
+    ]
 
 
 def table(record: Record) -> str:
@@ -178,9 +192,13 @@ def table(record: Record) -> str:
     lines = [medians_table("", group(runs, ""), COLUMNS, seeds=seeds, title=title)]
     lines += [conditions(record), *failures(runs)]
     for peer, ratios in record["conclusions"].items():
-        for what, key in (("samples/s", "throughput"), ("seconds to the target", "time")):
-            ratio = ratios[key]
-            lines.append(f"{what} over {peer}'s: {'–' if ratio is None else f'{ratio:.2f}'}")
+        for what, key, form in (
+            ("samples/s over", "throughput", ".2f"),
+            ("seconds to the target over", "time", ".2f"),
+            ("score less", "score", "+.3f"),
+        ):
+            value = ratios[key]
+            lines.append(f"{what} {peer}'s: {'–' if value is None else f'{value:{form}}'}")
     return "\n".join(lines)
 
 
@@ -194,4 +212,5 @@ STUDY = Study(
     measure=measure,
     conclude=lambda record: {"conclusions": conclude(record["arms"])},
     table=table,
+    misses=misses,
 )

@@ -4,7 +4,8 @@ Everything is measured over one window: from the end of step WARM_UP to the end 
 """
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from statistics import fmean
 from typing import Any
 
@@ -12,7 +13,7 @@ from benchmarks.harness.record import Record
 from deploy.planner.calibration import LEAST_BATCHES
 from deploy.report.report import read_batches
 from deploy.report.summary import WARM_UP, successful_updates
-from deploy.report.timeline import idle_share, running_rollouts
+from deploy.report.timeline import Curve, clip, idle_share, overlaps, running_rollouts
 from deploy.storage.run_directory import RunDirectory
 from headway.errors import InputError
 from queues.readers.group_history import last_lease, read_history
@@ -31,20 +32,17 @@ def read_run(directory: RunDirectory, *, leased_only: bool = False) -> Record:
         InputError: The run has too few batches, or cannot be read.
     """
     batches = [batch.to_dict() for batch in read_batches(directory)]
-    rows = batches
-    if leased_only:
-        leased = last_lease(directory.path) or 0.0
-        rows = [row for row in batches if row["step_finished_at"] < leased]
-        if len(rows) < LEAST_BATCHES:
-            raise InputError(
-                f"{directory.path} has trained {len(batches)} batches, {len(rows)} of them before "
-                f"its last group was leased; at least {LEAST_BATCHES} of these are needed"
-            )
+    rows = leased_rows(directory, batches) if leased_only else batches
     groups = read_history(directory.path, rows[0]["version"], len(batches)).groups
     engines, (begin, end) = running_rollouts(groups), window(rows)
     swaps = directory.rows("swaps.jsonl", lambda row: WeightUpdateReport(**row))
-    pauses = [(swap.swap_started_at, swap.swap_finished_at) for swap in successful_updates(swaps)]
+    pauses = [
+        (swap.swap_started_at, swap.swap_finished_at)
+        for swap in successful_updates(swaps)
+        if swap.swap_started_at is not None
+    ]
     rollouts = fmean(len(group.rollouts) for group in groups)
+    waiting = [(g.accepted_at, g.taken_at) for g in groups if g.accepted_at is not None]
     return {
         "first_version": rows[WARM_UP]["version"],
         "batches": len(rows) - WARM_UP,
@@ -53,28 +51,29 @@ def read_run(directory: RunDirectory, *, leased_only: bool = False) -> Record:
         ),
         "windows": [w for row in rows[WARM_UP:] if (w := row.get("staleness_window")) is not None],
         "lag_max": max(row["max_lag"] for row in batches if row["tokens_trained"]),
-        "pauses": mean_count(pauses, begin, end) / len(engines),
-        "groups_in_engines": mean_count(
-            [times for group in groups for times in group.rollouts], begin, end
-        )
+        "pauses": mean_count(overlaps(pauses), begin, end) / len(engines),
+        "groups_in_engines": sum(mean_count(curve, begin, end) for curve in engines.values())
         / rollouts,
-        "groups_ready": mean_count([(g.accepted_at, g.taken_at) for g in groups], begin, end),
+        "groups_ready": mean_count(overlaps(waiting), begin, end),
     }
 
 
-def mean_count(
-    intervals: Iterable[tuple[float | None, float | None]], begin: float, end: float
-) -> float:
-    """Return the mean number of intervals that cover a moment between two others.
+def leased_rows(directory: RunDirectory, batches: Sequence[Row]) -> Sequence[Row]:
+    """Return the batches of a run before its last lease; raises `InputError` for too few."""
+    leased = last_lease(directory.path) or 0.0
+    rows = [row for row in batches if row["step_finished_at"] < leased]
+    if len(rows) < LEAST_BATCHES:
+        raise InputError(
+            f"{directory.path} has trained {len(batches)} batches, {len(rows)} of them before "
+            f"its last group was leased; at least {LEAST_BATCHES} of these are needed"
+        )
+    return rows
 
-    An interval without a start counts for nothing; one without an end goes on for ever.
-    """
-    covered = (
-        min(end if stop is None else stop, end) - max(start, begin)
-        for start, stop in intervals
-        if start is not None
-    )
-    return sum(max(0.0, seconds) for seconds in covered) / (end - begin)
+
+def mean_count(curve: Curve, begin: float, end: float) -> float:
+    """Return the mean of a count over the time between two moments."""
+    points = pairwise(clip(curve, begin, end))
+    return sum(count * (after - time) for (time, count), (after, _) in points) / (end - begin)
 
 
 def window(rows: Sequence[Row]) -> tuple[float, float]:

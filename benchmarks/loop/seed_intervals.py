@@ -1,7 +1,7 @@
 """Means over seeds with Student's 95 % intervals, and their words; pure."""
 
 from collections.abc import Iterable
-from math import sqrt
+from math import exp, log, sqrt
 from statistics import fmean, stdev
 from typing import NamedTuple
 
@@ -38,6 +38,17 @@ def estimate(values: Iterable[float | None]) -> Estimate | None:
         return Estimate(middle, None, None, count)
     half = t_quantile(1 - CHANCE / 2, count - 1) * stdev(known) / sqrt(count)
     return Estimate(middle, middle - half, middle + half, count)
+
+
+def estimate_ratio(values: Iterable[float]) -> Estimate | None:
+    """Return the geometric mean of positive ratios, with its interval; None without any."""
+    of_logarithms = estimate(map(log, values))
+    if of_logarithms is None:
+        return None
+    mean, low, high, count = of_logarithms
+    if low is None or high is None:
+        return Estimate(exp(mean), None, None, count)
+    return Estimate(exp(mean), exp(low), exp(high), count)
 
 
 def t_quantile(probability: float, freedom: int) -> float:

@@ -39,17 +39,20 @@ from benchmarks.loop.first_picture import SCORES_OF_RUN, fitted_steps
 from benchmarks.loop.run_figures import read_run
 from benchmarks.loop.staleness_conclusions import (
     AUTO,
+    HELD,
     SYNCHRONOUS,
     UNBOUNDED,
     conclude,
+    held,
     in_order,
 )
 from deploy.config.run_config import RunConfig
 from deploy.planner.calibration import LEAST_BATCHES, read_rates
 from deploy.planner.rates import Rates
-from deploy.planner.throughput import predict_split, split_intervals
+from deploy.planner.simulator import simulate
+from deploy.planner.throughput import has_intervals, intervals, setting_of_run
+from deploy.report.summary import WARM_UP
 from headway.errors import HeadwayError, InputError
-from queues.config import DEFAULT_CEILING
 
 CORRECTIONS: Mapping[str, dict[str, Any]] = {
     "none": {"loss": "reinforce"},
@@ -61,6 +64,8 @@ CORRECTIONS: Mapping[str, dict[str, Any]] = {
 }
 """Settings of [learner]; `none` trains stale tokens as if they were new, and `loglinear` takes the
 proximal policy between the others by the version of each token (A-3PO)."""
+CELLS = (dict(CORRECTIONS), HELD)
+"""Settings in which the cells differ."""
 PLAIN = {"correction": "none", "loss_options": {}, "correction_options": {}}
 FIRST = {"bounds": ("0", "2", "8"), "corrections": ("none",), "seeds": (0,)}
 FULL = {
@@ -70,19 +75,12 @@ FULL = {
 }
 REFERENCE = "2"
 """The bound whose runs the others are predicted from; the largest where it is not asked for."""
-HELD = {UNBOUNDED: 16, AUTO: DEFAULT_CEILING}
-"""Without a number as bound the engines hold as many groups as with this one."""
 FILE = "staleness.json"
 
 
 def bound(text: str) -> str:
     """Parse a bound: a whole number or a key of HELD; raises `typer.BadParameter`."""
     return text if text in HELD else str(number(0)(text))
-
-
-def held(bound: str) -> int:
-    """Return the batches beside the one in training that engines may hold."""
-    return HELD[bound] if bound in HELD else int(bound)
 
 
 class StalenessOptions(ScoredOptions):
@@ -165,7 +163,7 @@ def plan(options: StalenessOptions) -> Comparison[StalenessOptions]:
             "any more"
         )
     core, of_first = cells(options, own_correction(plan.base))
-    parts = [(core, seed) for seed in options.seeds] + [(of_first, options.seeds[0])]
+    parts = [(core, seed) for seed in options.seeds] + [(of_first, min(options.seeds))]
     arms = [
         in_turn([arm_of(plan.base, *cell, seed) for cell in part], position)
         for position, (part, seed) in enumerate(parts)
@@ -181,10 +179,10 @@ def refuse_another(plan: Comparison[StalenessOptions], record: Record) -> None:
     trained = [arm for arms in plan.arms for arm in arms if arm.directory.summary_file.exists()]
     codes |= {(arm.environment() or {}).get("code") for arm in trained}
     is_other = bool(codes - {code_checksum()})
-    if is_other or record.get("recipe_key") not in (None, plan.recipe_key()):
+    if is_other or record.get("recipe_key") not in (None, plan.recipe_key(*CELLS)):
+        other = "other code" if is_other else "another recipe, or of other code beside it"
         raise InputError(
-            f"{plan.folder} has figures of {'other code' if is_other else 'another recipe'}, which "
-            "cannot be compared; name another --out"
+            f"{plan.folder} has figures of {other}, which cannot be compared; name another --out"
         )
 
 
@@ -200,6 +198,7 @@ def arm_of(base: RunConfig, bound: str, correction: str, seed: int) -> Arm:
             "staleness_ceiling": None,
             "window": groups,
             "allow_uncorrected": True,
+            **({} if bound == AUTO else {"ess_target": None}),
         },
         learner={} if own else {**PLAIN, **CORRECTIONS[correction]},
         actors={
@@ -221,7 +220,7 @@ def measure(unfitted: Comparison[StalenessOptions]) -> Iterator[Record]:
     base, options = fitted.base, fitted.options
     facts = {
         **fitted.facts(),
-        "recipe_key": fitted.recipe_key(),
+        "recipe_key": fitted.recipe_key(*CELLS),
         "own": own_correction(base),
         "reference": reference(options, own_correction(base)),
         "stale": options.stale,
@@ -252,23 +251,23 @@ def predict_seeds(plan: Comparison[StalenessOptions], figures: Sequence[Record])
         unpredicted = [a for a in bounds if a.name != AUTO and "simulated" not in runs[a.key]]
         for source in [arm for arm in bounds if arm.name == name and unpredicted]:
             try:
-                rates = read_rates(source.directory).rates
+                rates = read_rates(source.directory, first=plan.base.steps).rates
                 for arm in unpredicted:
-                    runs[arm.key] |= predict(arm, rates)
+                    runs[arm.key] |= predict(arm, rates, WARM_UP + runs[arm.key]["batches"])
             except HeadwayError as error:
                 print(f"nothing is predicted for seed {source.seed}: {error}", flush=True)
 
 
-def predict(arm: Arm, rates: Rates) -> Record:
-    """Return samples per second and mean lag of a run that rates of its own ranks predict."""
-    config, bound = arm.config, arm.config.queues.bound
-    actors, ranks = config.actors.count, config.learner.ranks
-    rates = replace(rates, ranks=ranks)
-    [prospect] = predict_split(config, rates, actors, ranks, [bound])
-    outcome = prospect.outcome
-    speed, lag = outcome.samples_per_second, outcome.lag_mean
-    for intervals in split_intervals(config, rates, prospect, [bound]):
-        speed, lag = (intervals[name][1] for name in ("samples_per_second", "lag_mean"))
+def predict(arm: Arm, rates: Rates, batches: int) -> Record:
+    """Return samples per second and mean lag over so many batches of a run, by measured rates."""
+    setting = setting_of_run(arm.config, batches)
+    names = ("samples_per_second", "lag_mean")
+    if has_intervals(arm.config):
+        predicted = intervals(setting, rates, seed=arm.seed)
+        speed, lag = (predicted[name][1] for name in names)
+    else:
+        outcome = simulate(setting, rates, seed=arm.seed)
+        speed, lag = (getattr(outcome, name) for name in names)
     return {"simulated": speed, "predicted_lag": lag}
 
 

@@ -16,8 +16,15 @@ import numpy as np
 
 from benchmarks.harness.checkpoint_scores import seconds_to
 from benchmarks.harness.record import Record
-from benchmarks.loop.seed_intervals import CHANCE, LEAST_SEEDS, Estimate, estimate
+from benchmarks.loop.seed_intervals import (
+    CHANCE,
+    LEAST_SEEDS,
+    Estimate,
+    estimate,
+    estimate_ratio,
+)
 from deploy.report.staleness_window import BUSY
+from queues.config import DEFAULT_CEILING
 
 Run = Mapping[str, Any]
 """Figures of one run; its name is the bound and its kind the correction."""
@@ -26,20 +33,32 @@ Cell = Mapping[str, Any]
 `lag_max` is the largest of all seeds, `reached` says how many seeds reach the target, and
 `seconds_of_seeds` has their times by seed where all do."""
 SYNCHRONOUS, UNBOUNDED, AUTO = "0", "inf", "auto"
+HELD = {UNBOUNDED: 16, AUTO: DEFAULT_CEILING}
+"""Without a number as bound the engines hold as many groups as with this one."""
 GAIN = 0.9
 """Share of the gain of η = 0 that is the target, where none is given."""
 FILLED = 5
 """Windows of batches after which lags are no longer those of the beginning."""
 GROWTH = 0.05
-"""Share by which the mean lag at the next larger bound is larger, or it does not grow."""
+"""Share by which the mean lag at the next larger bound may be larger where it does not grow."""
 FIGURES = (
-    *("samples_per_second", "simulated", "learner_idle", "actors_idle", "pauses", "batches"),
+    *("samples_per_second", "tokens_per_rollout", "simulated"),
+    *("learner_idle", "actors_idle", "pauses", "batches"),
     *("lag_mean", "predicted_lag", "lag_p5", "lag_p50", "lag_p95"),
     *("batches_in_engines", "batches_ready", "ess", "kl", "cut", "window", "moves"),
     *("score", "score_in_time", "speed_off", "lag_off"),
 )
 TO_TARGET = ("batches_to_target", "seconds_to_target")
-DIFFERENCES = ("score_less_synchronous", "score_in_time_less_synchronous")
+DIFFERENCES = (
+    *("score_less_synchronous", "score_in_time_less_synchronous"),
+    "score_less_uncorrected",
+)
+OTHERS = ("with η = 0", "with η = 0", "without correction")
+"""What they are differences to."""
+UNCORRECTED = "none"
+"""The correction that trains stale tokens as if they were new."""
+UNLIKE = 0.05
+"""Share by which the rollouts of a bound are longer or shorter, so that samples are not alike."""
 LIMITS = {
     "learner": "the learner always has a batch, and groups that are ready wait for it",
     "generation": "the engines always have rollouts, and the learner waits for them",
@@ -55,6 +74,11 @@ def eta(bound: str) -> str:
     return {UNBOUNDED: "no bound", AUTO: "a bound set by the run"}.get(bound, f"η = {bound}")
 
 
+def held(bound: str) -> int:
+    """Return the batches beside the one in training that engines may hold."""
+    return HELD[bound] if bound in HELD else int(bound)
+
+
 def in_order(bound: str) -> tuple[bool, float]:
     """Return the key by which bounds are sorted: numbers, no bound, and that of the run."""
     return bound == AUTO, 0.0 if bound == AUTO else float(bound)
@@ -63,19 +87,21 @@ def in_order(bound: str) -> tuple[bool, float]:
 def conclude(record: Record) -> Record:
     """Return the cells, target, equal time, sentences and doubts; nothing without runs.
 
-    The equal time is the longest that every run has trained.
+    The equal time is the longest that every run has trained whose score is compared.
     """
     arms, own = record["arms"], record["own"]
     if not arms:
         return {}
     zero = {run["seed"]: run for run in arms if (run["name"], run["kind"]) == (SYNCHRONOUS, own)}
-    seconds = min(run["curve"][-1][0] for run in arms)
+    seconds = min(
+        run["curve"][-1][0] for run in arms if is_compared(record, run["name"], run["kind"])
+    )
     target = record["target"]
     if target is None and zero:
         first, last = (fmean(run["curve"][end][1] for run in zero.values()) for end in (0, -1))
         target = first + GAIN * (last - first) if last > first else None
     runs = [derived(run, seconds, target, record["batch"][0]) for run in arms]
-    cells = cells_of(runs, own)
+    cells = cells_of(runs, own, str(record["stale"]))
     shown = {**record, "cells": cells, "equal_seconds": seconds, "target_score": target}
     return {
         **{name: shown[name] for name in ("cells", "equal_seconds", "target_score")},
@@ -117,14 +143,19 @@ def interpolated(curve: Sequence[tuple[float, float]], at: float) -> float:
     return float(np.interp(at, times, scores))
 
 
-def cells_of(runs: Sequence[Run], own: str) -> list[Cell]:
+def cells_of(runs: Sequence[Run], own: str, stale: str) -> list[Cell]:
     """Return the cells of runs, by bound, the recipe's own correction first."""
     groups: defaultdict[tuple[str, str], dict[int, Run]] = defaultdict(dict)
     for run in runs:
         groups[run["name"], run["kind"]][run["seed"]] = run
     ordered = sorted(groups, key=lambda cell: (in_order(cell[0]), cell[1] != own))
     zero = groups.get((SYNCHRONOUS, own), {})
-    cells = [cell_of(*key, groups[key], zero if groups[key] is not zero else {}) for key in ordered]
+    seeds = len({run["seed"] for run in runs})
+    plain = groups.get((stale, UNCORRECTED), {})
+    cells = [
+        cell_of(*key, groups[key], zero=zero, plain=plain if key[0] == stale else {}, seeds=seeds)
+        for key in ordered
+    ]
     return [
         {**cell, "limit": "admission"}
         if cell["limit"] == "generation" and is_outrun(cell, cells)
@@ -139,19 +170,42 @@ def is_outrun(cell: Cell, cells: Sequence[Cell]) -> bool:
     Engines that always have a rollout may still have free slots while long ones end.
     """
     bound, correction = in_order(cell["bound"]), cell["correction"]
-    larger = [c for c in cells if c["correction"] == correction and in_order(c["bound"]) > bound]
+    larger = [
+        other["samples_per_second"].mean
+        for other in cells
+        if other["correction"] == correction and other["bound"] != AUTO
+        if in_order(other["bound"]) > bound
+    ]
     own: float = cell["samples_per_second"].mean
-    return any(other["samples_per_second"].mean > (1 + BUSY) * own for other in larger)
+    return any(other > (1 + BUSY) * own for other in larger)
 
 
-def cell_of(bound: str, correction: str, runs: Mapping[int, Run], zero: Mapping[int, Run]) -> Cell:
-    """Return the cell of runs by seed, beside those with η = 0."""
+def cell_of(
+    bound: str,
+    correction: str,
+    runs: Mapping[int, Run],
+    *,
+    zero: Mapping[int, Run],
+    plain: Mapping[int, Run],
+    seeds: int,
+) -> Cell:
+    """Return the cell of runs by seed.
+
+    It stands beside those with η = 0 (`zero`) and, at the same bound, those without correction
+    (`plain`). `seeds` are all of the study: a run that failed has not reached the target.
+    """
+
+    def beside(others: Mapping[int, Run]) -> list[tuple[Run, Run]]:
+        return [] if others is runs else [(runs[s], others[s]) for s in runs.keys() & others.keys()]
+
+    def less(others: Mapping[int, Run], figure: str) -> Estimate | None:
+        return estimate(run[figure] - other[figure] for run, other in beside(others))
+
     figures = {name: estimate(run.get(name) for run in runs.values()) for name in FIGURES}
     shares = (figures[name] for name in ("learner_idle", "actors_idle", "pauses"))
     times = {seed: run["seconds_to_target"] for seed, run in runs.items()}
     reached = sum(seconds is not None for seconds in times.values())
-    every = reached == len(runs)
-    pairs = [(runs[seed], zero[seed]) for seed in sorted(runs.keys() & zero.keys())]
+    every = reached == seeds
     speed = "samples_per_second"
     return {
         "bound": bound,
@@ -160,14 +214,13 @@ def cell_of(bound: str, correction: str, runs: Mapping[int, Run], zero: Mapping[
         "limit": limit(*(share.mean for share in shares if share)),
         **figures,
         "lag_max": max(run["lag_max"] for run in runs.values()),
-        "reached": f"{reached} of {len(runs)}",
+        "reached": f"{reached} of {seeds}",
         "seconds_of_seeds": times if every else {},
         **{n: estimate(run[n] for run in runs.values()) if every else None for n in TO_TARGET},
-        "speedup": estimate(run[speed] / other[speed] for run, other in pairs),
-        **{
-            name: estimate(run[figure] - other[figure] for run, other in pairs)
-            for figure, name in zip(("score", "score_in_time"), DIFFERENCES, strict=True)
-        },
+        "speedup": estimate_ratio(run[speed] / other[speed] for run, other in beside(zero)),
+        "score_less_synchronous": less(zero, "score"),
+        "score_in_time_less_synchronous": less(zero, "score_in_time"),
+        "score_less_uncorrected": less(plain, "score"),
     }
 
 
@@ -192,9 +245,14 @@ def at_stale(record: Record) -> list[Cell]:
 
 
 def compared(record: Record) -> list[Cell]:
-    """Return the cells whose scores are compared with η = 0: not those of the first seed alone."""
-    own = record["own"]
-    return of_bounds(record) + [cell for cell in at_stale(record) if cell["correction"] != own]
+    """Return the cells whose scores are compared with those of others."""
+    cells: list[Cell] = record["cells"]
+    return [cell for cell in cells if is_compared(record, cell["bound"], cell["correction"])]
+
+
+def is_compared(record: Record, bound: str, correction: str) -> bool:
+    """Return False for a cell of the first seed alone, whose place is in the map."""
+    return correction == record["own"] or bound == str(record["stale"])
 
 
 def sentences(record: Record) -> Iterator[str]:
@@ -209,7 +267,7 @@ def sentences(record: Record) -> Iterator[str]:
             yield f"{name.capitalize()} limits throughput with {limited}: {reason}."
     yield from prediction_sentences(bounds, record["reference"])
     yield from lag_sentences(bounds)
-    for cell in [cell for cell in bounds if cell["window"]]:
+    for cell in [cell for cell in bounds if cell["bound"] == AUTO and cell["window"]]:
         yield (
             f"A run that sets its bound lets groups be {cell['window'].text('.1f')} versions old, "
             f"moved {cell['moves'].text('.1f')} times in {cell['batches'].mean:.0f} batches, with "
@@ -236,35 +294,35 @@ def prediction_sentences(bounds: Sequence[Cell], reference: str) -> Iterator[str
 
 
 def score_sentences(record: Record) -> Iterator[str]:
-    """Yield the differences in score to η = 0 after equal batches and equal time, by verdict."""
+    """Yield the differences in score after equal batches and equal time, by verdict."""
     ends = (f"{record['steps']} batches", f"{record['equal_seconds']:.0f} s")
-    for name, end in zip(DIFFERENCES, ends, strict=True):
+    for name, end, other in zip(DIFFERENCES, (*ends, ends[0]), OTHERS, strict=True):
         by_verdict: defaultdict[str, list[str]] = defaultdict(list)
         for cell in compared(record):
             if difference := cell[name]:
                 shown = f"{difference.text('+.3f')} with {eta(cell['bound'])}"
-                by_verdict[verdict(difference)].append(f"{shown} and {cell['correction']}")
+                by_verdict[verdict(difference, other)].append(f"{shown} and {cell['correction']}")
         for words, differences in by_verdict.items():
             yield f"After the same {end} {words}: {', '.join(differences)}."
 
 
-def verdict(difference: Estimate) -> str:
-    """Return the words for a difference in score to η = 0."""
+def verdict(difference: Estimate, other: str) -> str:
+    """Return the words for a difference in score to that of other runs."""
     if difference.low is None or difference.high is None:
-        return f"a difference in score to η = 0 may be chance, of {difference.seeds} seed(s)"
+        return f"a difference in score to that {other} may be chance, of {difference.seeds} seed(s)"
     if difference.low <= 0 <= difference.high:
-        return "the score cannot be told from that with η = 0"
-    return f"the score is {'higher' if difference.low > 0 else 'lower'} than with η = 0"
+        return f"the score cannot be told from that {other}"
+    return f"the score is {'higher' if difference.low > 0 else 'lower'} than {other}, each at 95 %"
 
 
 def lag_sentences(bounds: Sequence[Cell]) -> Iterator[str]:
     """Yield where lag does not grow with the bound, and where groups are at the largest bound."""
     for before, cell in pairwise(cell for cell in bounds if cell["bound"] != AUTO):
-        less, more = before["lag_mean"].mean, cell["lag_mean"].mean
-        if more < less * (1 + GROWTH):
+        less, more = before["lag_mean"], cell["lag_mean"]
+        if more.high is not None and less.low and more.high < less.low * (1 + GROWTH):
             yield (
-                f"Mean lag does not grow from {eta(before['bound'])} ({less:.2f}) to "
-                f"{eta(cell['bound'])} ({more:.2f}), where {LIMITS[cell['limit']]}."
+                f"Mean lag does not grow from {eta(before['bound'])} ({less.text('.2f')}) to "
+                f"{eta(cell['bound'])} ({more.text('.2f')}), where {LIMITS[cell['limit']]}."
             )
     for cell in [cell for cell in bounds if cell["bound"].isdecimal()][-1:]:
         yield (
@@ -278,7 +336,7 @@ def lag_sentences(bounds: Sequence[Cell]) -> Iterator[str]:
 def target_sentence(bounds: Sequence[Cell], target: float) -> str:
     """Return which bound reaches the target first, of those that reach it on all seeds.
 
-    A bound set by the run stands beside it.
+    Bounds that may be as fast are named with it, and one set by the run stands beside it.
     """
     cells = {cell["bound"]: cell for cell in bounds if cell["seconds_to_target"]}
     times = {b: cell["seconds_to_target"] for b, cell in cells.items() if b != AUTO}
@@ -290,6 +348,10 @@ def target_sentence(bounds: Sequence[Cell], target: float) -> str:
         f"A score of {target:.3f} is reached first with {eta(best)}, after "
         f"{times[best].text('.0f')} s"
     )
+    ratios = {bound: ratio_of_times(cells, best, bound) for bound in times if bound != best}
+    near = [eta(bound) for bound, ratio in ratios.items() if ratio and (ratio.high or 0) >= 1]
+    if near:
+        text += f" (it cannot be told from {', '.join(near)})"
     if best != SYNCHRONOUS and (ratio := ratio_of_times(cells, best, SYNCHRONOUS)):
         text += f", {ratio.text('.2f')} of the time of η = 0"
     if own := ratio_of_times(cells, best, AUTO):
@@ -306,7 +368,7 @@ def ratio_of_times(cells: Mapping[str, Cell], bound: str, other: str) -> Estimat
     None where one of them is missing, or begins at the target.
     """
     own, others = (cells[b]["seconds_of_seeds"] if b in cells else {} for b in (bound, other))
-    return estimate(own[seed] / s for seed, s in others.items() if s and seed in own)
+    return estimate_ratio(own[seed] / s for seed, s in others.items() if s and own.get(seed))
 
 
 def doubts(record: Record) -> Iterator[str]:
@@ -326,15 +388,23 @@ def doubts(record: Record) -> Iterator[str]:
         )
     yield from doubts_of_many(record)
     yield from doubts_of_score(record)
+    yield from doubts_of_target(record)
     young = [
         eta(cell["bound"])
         for cell in bounds
-        if cell["bound"].isdecimal() and cell["batches"].mean < FILLED * (int(cell["bound"]) + 1)
+        if cell["batches"].mean < FILLED * (held(cell["bound"]) + 1)
     ]
     if young:
         yield (
             f"With {', '.join(young)} fewer batches were measured than {FILLED} times those that "
             "may be live, so that lag and throughput are still those of the beginning."
+        )
+    lengths = {eta(cell["bound"]): cell["tokens_per_rollout"].mean for cell in bounds}
+    usual = next(iter(lengths.values()), 0.0)
+    if unlike := [name for name, x in lengths.items() if abs(x - usual) > UNLIKE * usual]:
+        yield (
+            f"With {', '.join(unlike)} rollouts are more than {UNLIKE:.0%} longer or shorter than "
+            f"with {eta(bounds[0]['bound'])}, so that samples a second are not of equal work."
         )
 
 
@@ -352,15 +422,32 @@ def doubts_of_many(record: Record) -> Iterator[str]:
 def doubts_of_score(record: Record) -> Iterator[str]:
     """Yield that the score of the first run with η = 0 hardly moved, if so.
 
-    Rewards within [0, 1] of a mean p have a variance of p·(1 − p) at most.
+    Rewards within [0, 1] of a mean p have a variance of p·(1 − p) at most; of others none is known.
     """
     for run in [run for run in record["arms"] if run["name"] == SYNCHRONOUS][:1]:
         (_, first), (_, last) = run["curve"][0], run["curve"][-1]
         ends = ((first, run["scored"][0]), (last, run["scored"][-1]))
-        error = sqrt(sum(max(0.0, score * (1 - score)) / count for score, count in ends))
+        if not all(0 <= score <= 1 for score, _ in ends):
+            yield "Scores are not within 0 and 1, so that their standard error is not known."
+            continue
+        error = sqrt(sum(score * (1 - score) / count for score, count in ends))
         if last - first < 2 * error:
             yield (
                 f"With η = 0 the score moved by {last - first:+.3f}, less than twice a standard "
                 f"error of up to {error:.3f}: {record['steps']} batches are too few to compare "
                 "scores."
             )
+
+
+def doubts_of_target(record: Record) -> Iterator[str]:
+    """Yield how many of the runs that reached the target were below it again."""
+    target = record["target_score"]
+    curves = [run["curve"] for run in record["arms"] if run["kind"] == record["own"]]
+    times = [None if target is None else seconds_to(curve, target) for curve in curves]
+    reached = [(c, time) for c, time in zip(curves, times, strict=True) if time is not None]
+    fell = sum(any(s < target for at, s in curve if at > time) for curve, time in reached)
+    if fell:
+        yield (
+            f"{fell} of {len(reached)} runs that reached the target were below it at a later "
+            "score: their time is that of the first crossing."
+        )

@@ -20,6 +20,7 @@ SPEED: Columns = {
     "η": ("bound", ""),
     "samples/s": ("samples_per_second", "±.1f"),
     "× η = 0": ("speedup", "±.2f"),
+    "tokens a rollout": ("tokens_per_rollout", ".1f"),
     "predicted samples/s": ("simulated", ".1f"),
     "learner idle": ("learner_idle", ".0%"),
     "actors idle": ("actors_idle", ".0%"),
@@ -51,6 +52,7 @@ LEARNING: Columns = {
 CORRECTION: Columns = {
     "correction": ("correction", ""),
     **{title: LEARNING[title] for title in ("score", "less η = 0", "less η = 0, equal time")},
+    "less none": ("score_less_uncorrected", "±+.3f"),
     "samples/s": SPEED["samples/s"],
     "mean lag": ("lag_mean", ".2f"),
     "ESS": ("ess", ".4f"),
@@ -72,9 +74,12 @@ TABLES: Sequence[tuple[str, Callable[[Record], Sequence[Cell]], Columns, Sequenc
 """Heading, cells, columns and pictures of each part of the page."""
 TERMS = f"""\
 - **η** (`queues.max_staleness`): the bound on staleness. No token trains that was sampled by
-  weights more than η versions, of a batch each, older than those it trains. η = 0 is synchronous;
-  with `auto` the run looks for the narrowest window that costs no throughput, of at most
-  {DEFAULT_CEILING} versions.
+  weights more than η versions, of a batch each, older than those it trains, unless the recipe has
+  `on_overdue = "train"`. η = 0 is synchronous, on the devices that the others have: engines and
+  learner wait for each other, where `headway bench async` gives all of them to both by turns. With
+  `auto` the run looks for the narrowest window that costs no throughput, of at most
+  {DEFAULT_CEILING} versions. Corrections are not compared at η = 0, where a batch of one step has
+  ratios of 1 and the same gradient with all of them.
 - **Lag** of a token: the versions between the weights that sampled it and those that it trained.
   Percentiles are over tokens, and means over seeds; the largest is that of all seeds.
 - **ESS**: effective sample size of the importance weights, as a share of the tokens. **KL**:
@@ -87,8 +92,9 @@ TERMS = f"""\
 - **Target**: a time is that of the first crossing between two scores, and is given where every seed
   reaches the target, since the mean of those that do leaves out the slow ones.
 - **Brackets**: Student's 95 % interval of the mean over seeds, claimed from {LEAST_SEEDS} seeds
-  on. Ratios and differences are of runs of the same seed. A seed is of prompts and sampling: all
-  runs share first weights, held-out problems and machine, whose chance no interval holds."""
+  on, each alone; ratios have a geometric mean. Ratios and differences are of runs of one seed. A
+  seed is of prompts and sampling: all runs share first weights, held-out problems and machine,
+  whose chance no interval holds."""
 ONE_TASK = (
     "It is of one task, one model and one machine: `headway bench staleness RECIPE` measures "
     "another."

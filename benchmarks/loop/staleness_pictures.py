@@ -17,13 +17,11 @@ from benchmarks.loop.staleness_conclusions import (
     interpolated,
     of_bounds,
 )
-from deploy.report.plots import new_figure, save_picture
+from deploy.report.plots import COLOURS, LINES, new_figure, save_picture
 
 SIZE = (5.0, 3.3)
 """Inches: wider than a column of a paper, with a font to be reduced to it."""
-COLOURS = ("#000000", "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#999999")
-"""Those of Okabe and Ito, which the colour-blind can tell apart, with grey in place of yellow."""
-MARKERS, LINES = "os^Dv*PX", ("-", "--", "-.", ":")
+MARKERS = "os^Dv*PX"
 SPEED = "samples trained per second"
 SCORE = "held-out score"
 
@@ -68,7 +66,7 @@ def plot_speed(axes: Any, cells: Sequence[Cell], label: str) -> None:
     own = [x for x in range(len(cells)) if x not in given]
     for xs, style in ((given, {"fmt": "o-", "label": label}), (own, {"fmt": "o"})):
         speeds = [cells[x]["samples_per_second"] for x in xs]
-        plot_estimates(axes, xs, speeds, color=COLOURS[1], **style)
+        plot_estimates(axes, xs, speeds, color=COLOURS[0], **style)
     axes.set(ylabel=SPEED, ylim=(0, None))
     name_bounds(axes, cells)
 
@@ -89,7 +87,7 @@ def _throughput(axes: Any, record: Record) -> None:
     plot_speed(axes, cells, "measured")
     predicted = [(x, cell["simulated"].mean) for x, cell in enumerate(cells) if cell["simulated"]]
     if predicted:
-        axes.plot(*zip(*predicted, strict=True), ":", color=COLOURS[2], label="predicted")
+        axes.plot(*zip(*predicted, strict=True), ":", color=COLOURS[1], label="predicted")
     for position, cell in enumerate(cells):
         place = {"ha": "center", "va": "bottom", "rotation": "vertical"}
         axes.text(position, 0, f" {cell['limit']}", size=7, **place)
@@ -101,11 +99,11 @@ def _lags(axes: Any, record: Record) -> None:
     cells = of_bounds(record)
     xs = range(len(cells))
     low, high = ([cell[f"lag_p{end}"].mean for cell in cells] for end in (5, 95))
-    axes.vlines(xs, low, high, color=COLOURS[6], lw=9, label="5 to 95 % of tokens")
+    axes.vlines(xs, low, high, color=COLOURS[5], lw=9, label="5 to 95 % of tokens")
     means = [cell["lag_mean"] for cell in cells]
-    plot_estimates(axes, xs, means, label="mean", fmt="o", color=COLOURS[0], ms=5)
+    plot_estimates(axes, xs, means, label="mean", fmt="o", color=COLOURS[7], ms=5)
     bounds = {x: int(cell["bound"]) for x, cell in enumerate(cells) if cell["bound"].isdecimal()}
-    marks = {"color": COLOURS[2], "ms": 18, "mew": 2, "label": "η"}
+    marks = {"color": COLOURS[1], "ms": 18, "mew": 2, "label": "η"}
     axes.plot([*bounds], [*bounds.values()], "_", **marks)
     axes.set(ylabel="lag of trained tokens, policy versions", ylim=(0, None))
     name_bounds(axes, cells)
@@ -141,12 +139,12 @@ def _points(runs: Sequence[Mapping[str, Any]]) -> list[Any]:
 def _corrections(axes: Any, record: Record) -> None:
     cells = at_stale(record)
     for offset, key, label, style in (
-        (-0.12, "score", f"after {record['steps']} batches", {"fmt": "o", "color": COLOURS[1]}),
+        (-0.12, "score", f"after {record['steps']} batches", {"fmt": "o", "color": COLOURS[0]}),
         (
             0.12,
             "score_in_time",
             f"after {record['equal_seconds']:.0f} s",
-            {"fmt": "s", "color": COLOURS[2]},
+            {"fmt": "s", "color": COLOURS[1]},
         ),
     ):
         values = [cell[f"{key}_less_synchronous"] for cell in cells]

@@ -21,8 +21,9 @@ if TYPE_CHECKING:
 
 SIZE = (4.4, 2.8)
 """Inches; readable at the width of a phone."""
-COLOURS = ("#1f6fb4", "#d9600f", "#2a8f3c", "#b1312f", "#7a56a8", "#7d5a4f", "#c2559d", "#666666")
-"""Colours of runs, in order."""
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#999999", "#000000")
+"""Of runs, in order: those of Okabe and Ito, which the colour-blind can tell apart, with grey in
+place of yellow."""
 GREY = "#8a939c"
 LONGEST_LABEL = 60
 MOST_PARTS = 32

@@ -246,12 +246,16 @@ class Parent:
                 channel = socket.socket(fileno=descriptor)
             else:
                 self._exit_if_interrupted()
-                if self._standby is None or os.waitpid(self._standby[0], os.WNOHANG)[0]:
-                    self._standby = _fork()
-                pid, channel = self._standby
+                pid, channel = self._standby = self._standby or _fork()
                 if pid == 0:
                     return self._begin(channel)
-                channel.send(json.dumps([self._again, asdict(self._history), wait]).encode())
+                try:
+                    channel.send(json.dumps([self._again, asdict(self._history), wait]).encode())
+                except ConnectionError:  # it was killed, and another takes its place
+                    channel.close()
+                    os.waitpid(pid, 0)
+                    pid = self._standby = None
+                    continue
             self._pidfd = _open(pid)
             self._standby, self._is_importing = None, False
             with suppress(OSError):  # no memory

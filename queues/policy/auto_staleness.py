@@ -202,12 +202,17 @@ def figures_of(statistics: Mapping[str, Any]) -> Figures | None:
 
 
 def use_of_deadlines(
-    ready: Sequence[tuple[int, int, float]], count: int, *, version: int, groups_per_batch: int
+    ready: Sequence[tuple[int, int, float]],
+    count: int,
+    *,
+    version: int,
+    groups_per_batch: int,
+    has_waited: bool,
 ) -> dict[str, float]:
     """Return what the batch of `version` shows of the window.
 
     `deadline_room` is in versions; `due_seconds` are those from the moment at which enough groups
-    for a batch were ready to that at which the last one was, which may have been due.
+    for a batch were ready to that at which the last one was, if the learner waited for a due one.
 
     Args:
         ready: Deadline, version and time at which it was ready, of every ready group; the first
@@ -215,11 +220,12 @@ def use_of_deadlines(
         count: Number of groups of the batch.
         version: v.
         groups_per_batch: B.
+        has_waited: A batch was ready, and a group that was due was not.
     """
     taken, times = ready[:count], sorted(at for _, _, at in ready)
     waiting = min(due for due, _, _ in taken) - version + (len(ready) - count) / groups_per_batch
     early = min(due - arrived for due, arrived, _ in taken)
     return {
         "deadline_room": max(0.0, min(early, waiting)),
-        "due_seconds": times[-1] - times[count - 1],
+        "due_seconds": times[-1] - times[count - 1] if has_waited else 0.0,
     }

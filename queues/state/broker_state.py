@@ -41,6 +41,8 @@ class BrokerState:
     use_of_window: dict[str, float] = field(default_factory=dict)
     """Figures of the batch that is to be acknowledged next, which an `AutoStaleness` reads; those
     of a batch that is taken when the broker ends are lost."""
+    has_waited: bool = False
+    """True if the learner has waited for a due group since the last batch that it took."""
     tie_filter: TieFilter = field(init=False)
     retirement: Retirement = field(init=False)
     curriculum: Curriculum | None = field(init=False, default=None)
@@ -253,15 +255,17 @@ class BrokerState:
             raise QueueClosed(f"take: no batch {version} will come, {self.version} are trained")
         if version != self.version or self.taken:
             raise ProtocolError(f"take: batch {version}, but the learner is at {self.version}")
-        count = self.choose_batch().count
-        if not count:
+        choice = self.choose_batch()
+        self.has_waited |= choice.waits_until_due is not None
+        if not (count := choice.count):
             return None
         if isinstance(self.controller, AutoStaleness):
             ready = [(x.due or 0, x.ready_version, x.ready_at) for x in self.results]
             size = self.bounds.groups_per_batch
             self.use_of_window |= use_of_deadlines(
-                ready, count, version=version, groups_per_batch=size
+                ready, count, version=version, groups_per_batch=size, has_waited=self.has_waited
             )
+        self.has_waited = False
         self.taken, self.results = self.results[:count], self.results[count:]
         for group in self.taken:
             self.groups.move(group, State.TAKEN, due=version)

@@ -127,14 +127,15 @@ def test_a_score_is_printed_and_kept_with_the_rollouts_that_failed(stage, capsys
     ],
 )
 def test_a_checkpoint_that_cannot_be_scored_is_named_and_costs_no_other_run_its_scores(
-    stage, changed, message
+    stage, changed, message, capsys
 ):
-    config, inputs, runs = stage
-    with pytest.raises(RunFailed, match=f"second/checkpoints/v000010: {message}"):
-        asyncio.run(write_scores(config, inputs, FakeFleet(**changed), runs, seconds=0.1))
-    assert json.loads((runs[0].parent / INITIAL).read_text())["score"] == 0.0
-    assert scores_of(runs[0]) == {0: 0.0, 5: 0.1, 10: 0.2}
-    assert not (runs[1] / SCORES).exists()
+    config, inputs, [other, failing] = stage
+    fleet = FakeFleet(**changed)
+    asyncio.run(write_scores(config, inputs, fleet, [other, failing, other], seconds=0.1))
+    assert f"second/checkpoints/v000010: {message}" in capsys.readouterr().out
+    assert fleet.events[-1] == (6, "p/8", 4), "the run behind it is scored"
+    assert json.loads((other.parent / INITIAL).read_text())["score"] == 0.0
+    assert not (failing / SCORES).exists()
 
 
 @pytest.mark.parametrize("model", ["folder", "organisation/name"])

@@ -31,18 +31,33 @@ SUMMARY = {
 }
 
 
-def test_figures_of_other_code_or_by_other_commands_are_taken_in_the_order_of_the_list():
+def test_figures_of_other_code_or_by_other_commands_are_taken_in_the_order_of_the_list(
+    monkeypatch,
+):
+    monkeypatch.setattr(figures, "code_checksum", lambda: "new")
     listed = {name: Figure(minutes=1, bench=name) for name in ("async", "chaos", "queue")}
     index = {
         name: {"code": code, "commands": [f"headway bench {name}"]}
         for name, code in (("chaos", "new"), ("queue", "old"))
     }
-    assert figures.chosen(listed, "", index, "new") == ["async", "queue"]
+    assert figures.chosen(listed, "", index) == ["async", "queue"]
     listed["chaos"] = Figure(minutes=1, bench="chaos --kills 9")
-    assert "chaos" in figures.chosen(listed, "", index, "new"), "by other commands"
-    assert figures.chosen(listed, "queue", index, "new") == ["queue"]
+    assert "chaos" in figures.chosen(listed, "", index), "by other commands"
+    assert figures.chosen(listed, "queue", index) == ["queue"]
     with pytest.raises(InputError, match="no figure 'chaso'; there are async, chaos, queue; did"):
-        figures.chosen(listed, "chaso", index, "new")
+        figures.chosen(listed, "chaso", index)
+
+
+def test_a_figure_is_of_other_code_when_a_file_of_its_folder_has_changed(tmp_path, monkeypatch):
+    monkeypatch.setattr(figures, "ROOT", tmp_path)
+    (tmp_path / "example").mkdir()
+    figure = Figure(minutes=1, bench="x", folder="example")
+    codes = []
+    for name, text in (("a.toml", "1"), ("a.toml", "2"), ("b.py", ""), ("README.md", "")):
+        (tmp_path / "example" / name).write_text(text)
+        codes.append(figure.code())
+    assert len(set(codes)) == 3
+    assert codes[2] == codes[3], "a page trains nothing"
 
 
 def test_unfinished_runs_go_on_with_the_same_code_and_options_alone(tmp_path, monkeypatch):
@@ -96,8 +111,10 @@ def test_only_blocks_of_a_page_are_written(tmp_path, monkeypatch):
     assert filled.startswith("Before\n<!-- figures: demo -->\n\n    headway run demo\n")
     assert filled.endswith("80 | 160 | 31 | 133 | 2 (2) |\n\n<!-- end of figures -->\nAfter\n")
     assert figures.filled(filled) == filled
-    with pytest.raises(InputError, match="no stored figure 'other'"):
+    with pytest.raises(InputError, match="a page shows 'other', and there are demo"):
         figures.filled(page.replace("demo", "other"))
+    monkeypatch.setattr(figures, "read_index", dict)
+    assert figures.filled(page) == page, "a figure that is still to be taken"
 
 
 def test_pages_show_what_is_stored():

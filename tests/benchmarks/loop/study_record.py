@@ -23,7 +23,7 @@ def run(bound, correction, seed, *, gain=0.4, steps=100):
         "environment": {
             "code": "code", "commit": "c0ffee", "machine": {"load_average": [0.5]},
         },
-        "batches": 70, "samples_per_second": 128 * steps / seconds,
+        "batches": 70, "samples_per_second": 128 * steps / seconds, "tokens_per_rollout": 40.0,
         "learner_idle": 0.5 / (1 + eta), "actors_idle": 0.4 / (1 + eta) + 0.02, "pauses": 0.01,
         "lag_mean": sum(int(lag) * share for lag, share in lags.items()), "lag_max": eta,
         "windows": [8] * 35 + [4] * 35 if bound == "auto" else [],

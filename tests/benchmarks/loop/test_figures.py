@@ -7,6 +7,7 @@ from benchmarks.loop.async_gain import ALL_CORES, conclude, draw
 from benchmarks.loop.comparison_report import group, medians_table
 from benchmarks.loop.run_figures import mean_count, off_policyness, training
 from deploy.report.summary import WARM_UP
+from deploy.report.timeline import overlaps
 
 BATCHES = WARM_UP + 4
 
@@ -68,8 +69,8 @@ def test_the_share_that_is_cut_is_the_largest_of_a_loss_and_its_correction():
 
 
 def test_a_mean_count_is_over_the_time_between_two_moments():
-    assert mean_count([(0.0, 4.0), (9.0, 12.0), (5.0, None), (None, 7.0)], 2.0, 10.0) == 8 / 8
-    assert mean_count([(0.0, 1.0), (11.0, 12.0)], 2.0, 10.0) == 0.0
+    assert mean_count(overlaps([(0.0, 4.0), (9.0, 12.0), (5.0, None)]), 2.0, 10.0) == 8 / 8
+    assert mean_count(overlaps([(0.0, 1.0), (11.0, 12.0)]), 2.0, 10.0) == 0.0
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 
 from benchmarks.loop.peer_run import PeerRun
-from benchmarks.loop.peers import PeerOptions, arms_of, check_alike, conclude
+from benchmarks.loop.peers import PeerOptions, arms_of, check_alike, conclude, misses
 from deploy.config.loader import load_recipe
 from headway.errors import InputError
 
@@ -29,8 +29,26 @@ from headway.errors import InputError
 )
 def test_headway_stands_beside_each_peer_within_a_seed(runs, expected):
     keys = ("name", "seed", "samples_per_second", "seconds_to_target")
-    result = conclude([dict(zip(keys, run, strict=True)) for run in runs])
+    result = conclude([dict(zip(keys, run, strict=True), score=0.5) for run in runs])
     assert {peer: (of["throughput"], of["time"]) for peer, of in result.items()} == expected
+
+
+def test_a_peer_with_a_higher_score_in_the_median_is_a_missed_aim():
+    shared = {"samples_per_second": 1.0, "seconds_to_target": None}
+    scores = {"Headway": (0.0, 0.5, 0.6), "TRL, a": (0.1, 0.25, 0.5), "Tunix": (0.25, 0.75, 0.5)}
+    found = conclude(
+        [
+            {"name": name, "seed": seed, "score": score, **shared}
+            for name, of_seeds in scores.items()
+            for seed, score in enumerate(of_seeds)
+        ]
+    )
+    assert {peer: round(of["score"], 6) for peer, of in found.items()} == {
+        "TRL": 0.1, "Tunix": -0.25,
+    }  # fmt: skip
+    assert misses({"conclusions": found}) == [
+        "the score is 0.250 below Tunix's after the same samples, in the median over seeds"
+    ]
 
 
 def test_a_recipe_with_an_objective_that_peers_do_not_get_is_refused():

@@ -16,6 +16,7 @@ from benchmarks.harness.record import code_checksum
 from benchmarks.harness.training_runs import Arm
 from benchmarks.loop.first_picture import fitted_steps
 from benchmarks.loop.staleness import (
+    CELLS,
     StalenessOptions,
     measure,
     own_correction,
@@ -169,7 +170,7 @@ def stored_run(bound, **environment):
 
 def store(study, runs, **facts):
     study.folder.mkdir()
-    record = {"recipe_key": study.recipe_key(), "arms": runs, **facts}
+    record = {"recipe_key": study.recipe_key(*CELLS), "arms": runs, **facts}
     (study.folder / "staleness.json").write_text(json.dumps(record))
 
 

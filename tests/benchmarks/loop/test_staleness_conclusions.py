@@ -1,10 +1,11 @@
 """Conclusions of the study of staleness from made-up runs: limits, intervals, words, doubts."""
 
 import re
+from statistics import geometric_mean
 
 import pytest
 
-from benchmarks.loop.seed_intervals import estimate
+from benchmarks.loop.seed_intervals import estimate_ratio
 from benchmarks.loop.staleness_conclusions import conclude, interpolated, limit
 from tests.benchmarks.loop.study_record import record, run
 
@@ -34,12 +35,12 @@ def test_the_limit_is_the_first_part_that_never_waits(learner_idle, actors_idle,
 
 
 def test_generation_limits_no_bound_that_a_larger_one_outruns():
-    study = record(bounds=("0", "2", "8"), corrections=())
+    study = record(bounds=("0", "2", "8", "auto"), corrections=())
     for arm in study["arms"]:
         arm.update(learner_idle=0.3, actors_idle=0.01)
-        arm["samples_per_second"] = {"0": 60, "2": 99, "8": 100}[arm["name"]]
+        arm["samples_per_second"] = {"0": 60, "2": 99, "8": 100, "auto": 120}[arm["name"]]
     limits = [found["limit"] for found in conclude(study)["cells"]]
-    assert limits == ["admission", "generation", "generation"]
+    assert limits == ["admission", "generation", "generation", "generation"], "auto is no larger"
 
 
 def test_ratios_and_differences_are_taken_within_a_seed():
@@ -50,7 +51,7 @@ def test_ratios_and_differences_are_taken_within_a_seed():
         for seed in range(4)
     ]
     value = cell(conclude(study), "8")["speedup"]
-    assert value.mean == pytest.approx(sum(ratios) / 4)
+    assert value.mean == pytest.approx(geometric_mean(ratios))
     assert value.low < value.mean < value.high
     loss = cell(conclude(study), "8")["score_less_synchronous"]
     losses = [
@@ -95,7 +96,7 @@ def test_a_bound_that_the_run_sets_stands_beside_the_best_of_the_others():
     means = {found["bound"]: found["seconds_to_target"].mean for found in study["cells"]}
     assert min(means, key=means.get) == "8"
     zero, own = (
-        estimate(times["8"][seed] / times[other][seed] for seed in range(3)).text(".2f")
+        estimate_ratio(times["8"][seed] / times[other][seed] for seed in range(3)).text(".2f")
         for other in ("0", "auto")
     )
     assert re.fullmatch(
@@ -142,13 +143,22 @@ def test_lags_are_quantiles_over_tokens_and_the_largest_of_all_seeds():
 @pytest.mark.parametrize(
     ("scores", "words"),
     [
-        ((0.1, 0.11, 0.12), "the score is higher than with η = 0: +0.110 [+0.085, +0.135]"),
-        ((-0.1, -0.11, -0.12), "the score is lower than with η = 0: -0.110 [-0.135, -0.085]"),
+        (
+            (0.1, 0.11, 0.12),
+            "the score is higher than with η = 0, each at 95 %: +0.110 [+0.085, +0.135]",
+        ),
+        (
+            (-0.1, -0.11, -0.12),
+            "the score is lower than with η = 0, each at 95 %: -0.110 [-0.135, -0.085]",
+        ),
         (
             (-0.1, 0.11, 0.0),
             "the score cannot be told from that with η = 0: +0.003 [-0.258, +0.264]",
         ),
-        ((-0.1, -0.11), "a difference in score to η = 0 may be chance, of 2 seed(s): -0.105"),
+        (
+            (-0.1, -0.11),
+            "a difference in score to that with η = 0 may be chance, of 2 seed(s): -0.105",
+        ),
     ],
 )
 def test_a_difference_is_claimed_where_its_interval_does_not_hold_zero(scores, words):
@@ -169,9 +179,28 @@ def test_lag_that_does_not_grow_is_said_with_its_reason():
             arm.update(lag_mean=1.5, learner_idle=0.01)
     [line] = [line for line in conclude(study)["sentences"] if "does not grow" in line]
     assert line == (
-        "Mean lag does not grow from η = 4 (2.50) to η = 8 (1.50), where the learner always has a "
-        "batch, and groups that are ready wait for it."
+        "Mean lag does not grow from η = 4 (2.50 [2.50, 2.50]) to η = 8 (1.50 [1.50, 1.50]), where "
+        "the learner always has a batch, and groups that are ready wait for it."
     )
+    study["arms"][0]["lag_mean"] = 0.1
+    for arm in study["arms"]:
+        if arm["name"] == "8":
+            arm["lag_mean"] = 2.5 + arm["seed"] / 10
+    unclear = [line for line in conclude(study)["sentences"] if "does not grow" in line]
+    assert unclear == [], "it may have grown by more"
+
+
+def test_a_correction_is_compared_with_none_at_the_same_bound():
+    study = concluded(corrections=("none", "tis"))
+    differences = [
+        run("8", "tis", seed)["score"] - run("8", "none", seed)["score"] for seed in range(3)
+    ]
+    value = cell(study, "8", "tis")["score_less_uncorrected"]
+    assert value.mean == pytest.approx(sum(differences) / 3)
+    assert cell(study, "8", "none")["score_less_uncorrected"] is None
+    assert cell(study, "2")["score_less_uncorrected"] is None
+    [line] = [line for line in study["sentences"] if "without correction" in line]
+    assert "the score cannot be told from that without correction: +0." in line
 
 
 def test_what_a_first_picture_cannot_tell_is_said():
@@ -188,7 +217,7 @@ def test_what_a_first_picture_cannot_tell_is_said():
         "that lag and throughput are still those of the beginning.",
     ]
     many = (
-        "6 differences in score have a 95 % interval each: if nothing differed, 0.3 of them are "
+        "7 differences in score have a 95 % interval each: if nothing differed, 0.4 of them are "
         "still expected to leave out 0, and the best of several bounds looks better than it is."
     )
     assert concluded()["doubts"] == [many]
@@ -199,6 +228,66 @@ def test_what_a_first_picture_cannot_tell_is_said():
     assert concluded(bounds=("2", "8"), corrections=())["doubts"] == [
         "Without η = 0 and another bound nothing can be compared."
     ]
+
+
+def test_a_run_that_failed_has_not_reached_the_target():
+    study = record(bounds=("0", "2", "8"), corrections=(), target=0.5)
+    study["arms"] = [arm for arm in study["arms"] if (arm["name"], arm["seed"]) != ("8", 2)]
+    eight = cell(conclude(study), "8")
+    assert (eight["reached"], eight["seconds_to_target"]) == ("2 of 3", None)
+    assert "is reached first with η = 2" in conclude(study)["sentences"][-1]
+
+
+def test_bounds_that_may_be_as_fast_are_named_with_the_best():
+    study = record(bounds=("0", "4", "8"), corrections=(), target=0.5)
+    for arm in study["arms"]:
+        if arm["name"] == "4":
+            twin = run("8", "cispo", arm["seed"])["curve"]
+            longer = 1.1 - arm["seed"] / 20
+            arm["curve"] = [[seconds * longer, score] for seconds, score in twin]
+    line = conclude(study)["sentences"][-1]
+    assert line.startswith("A score of 0.500 is reached first with η = 8, after ")
+    assert "] s (it cannot be told from η = 4), 0." in line
+
+
+def test_runs_that_fall_below_the_target_again_are_counted():
+    study = record(corrections=(), target=0.5)
+    run_of_two = next(arm for arm in study["arms"] if arm["name"] == "2")
+    run_of_two["curve"][-1][1] = 0.4
+    assert (
+        "1 of 9 runs that reached the target were below it at a later score: their time is that of "
+        "the first crossing."
+    ) in conclude(study)["doubts"]
+
+
+def test_rollouts_of_another_length_are_no_equal_work():
+    study = record(corrections=())
+    for arm in study["arms"]:
+        if arm["name"] == "8":
+            arm["tokens_per_rollout"] = 20.0
+    [line] = [line for line in conclude(study)["doubts"] if "longer or shorter" in line]
+    assert line.startswith("With η = 8 rollouts are more than 5% longer or shorter than with η = 0")
+
+
+def test_scores_beyond_0_and_1_have_no_known_error():
+    study = record(seeds=(0,), corrections=())
+    study["arms"][0]["curve"][-1][1] = 7.5
+    assert (
+        "Scores are not within 0 and 1, so that their standard error is not known."
+        in conclude(study)["doubts"]
+    )
+
+
+def test_a_bound_without_a_number_has_to_be_measured_as_long_as_its_engines_hold():
+    study = record(bounds=("0", "inf", "auto"), corrections=())
+    [line] = [line for line in conclude(study)["doubts"] if "fewer batches" in line]
+    assert line.startswith("With no bound fewer batches"), "70 of 5 · 17"
+
+
+def test_runs_of_the_first_seed_alone_do_not_shorten_the_equal_time():
+    study = record(of_first=[("2", "none")])
+    study["arms"][-1]["curve"] = [[at / 10, score] for at, score in study["arms"][-1]["curve"]]
+    assert conclude(study)["equal_seconds"] == concluded()["equal_seconds"]
 
 
 def test_nothing_is_concluded_without_runs():

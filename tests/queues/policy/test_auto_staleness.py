@@ -156,9 +156,12 @@ def test_a_window_whose_ess_was_too_low_is_tried_ever_more_rarely(seed):
 
 def test_the_room_is_what_every_group_could_have_been_due_earlier():
     ready = [(7, 4, 1.0), (7, 5, 2.0), (8, 5, 3.0), (9, 5, 4.5)]
-    use = use_of_deadlines(ready, 2, version=6, groups_per_batch=2)
+    at = {"version": 6, "groups_per_batch": 2}
+    use = use_of_deadlines(ready, 2, **at, has_waited=True)
     assert use == {"deadline_room": 2.0, "due_seconds": 2.5}, "one batch of others behind it"
-    alone = use_of_deadlines(ready[:2], 2, version=6, groups_per_batch=2)
+    undue = use_of_deadlines(ready, 2, **at, has_waited=False)
+    assert undue == use | {"due_seconds": 0.0}, "what came later was not waited for"
+    alone = use_of_deadlines(ready[:2], 2, **at, has_waited=True)
     assert alone == {"deadline_room": 1.0, "due_seconds": 0.0}
 
 
