@@ -30,7 +30,7 @@ def test_every_variant_is_compared_with_the_limit_measured_in_the_same_run(headw
     assert limits["learner"]["raw"]["tokens_trained"] == arms["2"]["raw"]["tokens_trained"]
     assert document["commit"] is None or len(document["commit"]) == 40
     assert (out / "async_gain.png").read_bytes().startswith(b"\x89PNG")
-    assert "Throughput by mean lag" in (out / "async_gain.svg").read_text()
+    assert "mean lag of trained tokens" in (out / "async_gain.svg").read_text()
     assert "1/5  round 1/1 · η = 0 · time left: known after the first step" in result.stdout
     assert re.search(r"step \d/8 · round 1/1 · .* · about \d+ (s|min) left", result.stdout)
     assert "limit" in result.stdout
