@@ -41,6 +41,8 @@ WORK = ROOT / "runs" / "figures"
 """Folder of runs, logs and unfinished studies."""
 PICTURES = (".png", ".svg")
 """Endings of what a benchmark writes beside its record, and shows on its page."""
+BUSY = 1.0
+"""Load average above which a machine is not quiet."""
 BLOCK = re.compile(r"(<!-- figures: (\w+) -->\n).*?(<!-- end of figures -->)", re.DOTALL)
 
 
@@ -182,6 +184,8 @@ def take_all(only: str) -> None:
     """Take the figures that are older than the code, one after the other; write the pages."""
     figures = read_figures()
     names = chosen(figures, only, read_index())
+    if names and (load := os.getloadavg()[0]) > BUSY:
+        Terminal().say(f"this machine has a load of {load:.1f}: its figures are not to be quoted")
     left = sum(figures[name].minutes for name in names)
     for number, name in enumerate(names, start=1):
         Terminal().say(f"{number}/{len(names)} {name}: about {left} min left")

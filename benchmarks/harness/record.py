@@ -4,6 +4,7 @@ import hashlib
 import json
 import os
 import platform
+import shlex
 import shutil
 import sys
 import tempfile
@@ -42,7 +43,7 @@ def environment() -> Record:
         with suppress(PackageNotFoundError):
             versions[name] = version(name)
     return {
-        "command": " ".join([Path(sys.argv[0]).name, *sys.argv[1:]]),
+        "command": shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]]),
         "commit": commit or os.environ.get("HEADWAY_COMMIT"),
         "code": code_checksum(),
         "uncommitted_changes": None if changes is None else bool(changes),

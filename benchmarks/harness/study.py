@@ -138,7 +138,8 @@ class Study(Generic[Plan]):
         app = typer.Typer(
             add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False
         )
-        app.command(help=sys.modules[self.measure.__module__].__doc__)(call)
+        about = sys.modules[self.measure.__module__].__doc__ or ""
+        app.command(help=about.replace("\n\n    ", "\n\n\b\n    "))(call)  # \b keeps lines apart
         return typer.main.get_command(app)
 
     def run(self, options: Any) -> int:

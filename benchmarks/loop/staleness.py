@@ -180,9 +180,13 @@ def refuse_another(plan: Comparison[StalenessOptions], record: Record) -> None:
     codes |= {(arm.environment() or {}).get("code") for arm in trained}
     is_other = bool(codes - {code_checksum()})
     if is_other or record.get("recipe_key") not in (None, plan.recipe_key(*CELLS)):
+        facts = [(key, record[key], value) for key, value in plan.facts().items() if key in record]
+        changed = [f"{key} {old!r} and not {new!r}" for key, old, new in facts if old != new]
         other = "other code" if is_other else "another recipe, or of other code beside it"
+        shown = f" ({', '.join(changed)})" if changed else ""
         raise InputError(
-            f"{plan.folder} has figures of {other}, which cannot be compared; name another --out"
+            f"{plan.folder} has figures of {other}{shown}, which cannot be compared; name another "
+            "--out"
         )
 
 

@@ -98,11 +98,13 @@ def plan(
         from deploy.preflight.memory_check import check_memory
         from deploy.storage.run_directory import RunDirectory
     console = SafeConsole(stderr=True)
+    chosen = throughput.parse_bounds(bounds)
+    measured = None if run is None else RunDirectory.open(run, runs_dir)
     memory = check_memory(config, console)
     document = throughput.plan(
         config,
-        bounds=throughput.parse_bounds(bounds),
-        run=None if run is None else RunDirectory.open(run, runs_dir),
+        bounds=chosen,
+        run=measured,
         given=throughput.PlanInputs(
             tokens=tokens,
             tokens_variation=tokens_variation,

@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 import typer
 
 from deploy.cli.arguments import RunName, RunsDir, complete_keys, complete_runs
-from deploy.runtime.safe_console import SafeConsole, echo
+from deploy.runtime.safe_console import SafeConsole, echo, print_whole
 from headway.errors import InputError
 
 
@@ -111,14 +111,16 @@ def replay(
     ],
     steps: Annotated[
         str | None,
-        typer.Option(metavar="A:B", help="Batches A to B−1, or A-B: A to B; default: a capsule's."),
+        typer.Option(
+            metavar="A-B", help="Batches A to B; A:B leaves out B. Default: those of a capsule."
+        ),
     ] = None,
     overrides: Annotated[
         list[str],
         typer.Option(
             "--set",
             metavar="KEY=VALUE",
-            help="Train with another setting of [learner] too; those given are one variant.",
+            help="Train with another setting of the learner too; those given are one variant.",
             autocompletion=complete_keys,
         ),
     ] = [],  # noqa: B006
@@ -160,7 +162,7 @@ def replay(
             if as_json:
                 echo(json.dumps(record))
             else:
-                terminal.console.print(variants.table(record["batches"]))
+                print_whole(terminal.console, variants.table(record["batches"]))
                 terminal.console.print("\n".join(variants.describe(record)), soft_wrap=True)
             if out is not None:
                 variants.draw(record, out)
@@ -171,7 +173,7 @@ def replay(
 
 def capsule(
     run: RunName,
-    steps: Annotated[str, typer.Option(metavar="A-B", help="Batches A to B, or A:B: A to B−1.")],
+    steps: Annotated[str, typer.Option(metavar="A-B", help="Batches A to B; A:B leaves out B.")],
     out: Annotated[
         Path | None, typer.Option(help="File to write, which must not exist; RUN-A-B.capsule.")
     ] = None,

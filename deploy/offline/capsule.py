@@ -39,7 +39,7 @@ from queues.storage.ledger_schema import IS_REMOVED
 from queues.storage.row_checksums import register
 from weight_sync.base_model import fingerprint_of_weights, folder_of
 
-DESCRIPTION, FORMAT = "capsule.json", 1
+DESCRIPTION, FORMAT, SUFFIX = "capsule.json", 1, ".capsule"
 LIBRARIES = ("headway-rl", "torch", "deepspeed", "transformers", "numpy")
 """Packages that the bits of trained weights may depend on."""
 _BATCHES = "version >= ? AND version < ?"
@@ -68,7 +68,9 @@ def pack(
 
     Raises InputError if the file exists or something that is needed is gone.
     """
-    out = out or Path(f"{directory.path.name}-{steps[0]}-{steps[1] - 1}.capsule")
+    out = out or Path(f"{directory.path.name}-{steps[0]}-{steps[1] - 1}{SUFFIX}")
+    if not out.absolute().parent.is_dir():
+        raise InputError(f"--out {out}: there is no folder {out.parent}")
     if out.exists():
         raise InputError(f"{out} exists; name another file by --out")
     basis = find_basis(directory, steps, from_checkpoint=by_value)
@@ -234,6 +236,8 @@ def opened(
     `model` is the folder of the initial model, where it is not found by itself.
     """
     if not Path(run).is_file():
+        if Path(run).suffix == SUFFIX:
+            raise InputError(f"{run} is no file")
         if steps is None:
             raise InputError("--steps is missing: name batches, as in 10:20")
         yield find_basis(RunDirectory.open(run, runs_dir), steps, model=model)
@@ -242,6 +246,8 @@ def opened(
         folder = Path(scratch) / Path(run).stem
         description = unpack(Path(run), folder)
         named, packed = description["model"], folder / "model"
+        if packed.exists() and model:
+            raise InputError(f"--model {model}: {run} has its model, and is replayed with that")
         model = str(packed) if packed.exists() else model or named["name"]
         if not packed.exists() and fingerprint_of_weights(model) != named["checksum"]:
             raise InputError(

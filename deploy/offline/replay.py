@@ -22,6 +22,7 @@ from actors.engines.model_folder import context_length
 from deploy.config.run_config import RunConfig
 from deploy.preflight.models import model_path, teacher_paths
 from deploy.runtime.console import Terminal
+from deploy.runtime.safe_console import print_whole
 from deploy.storage.run_directory import RunDirectory
 from deploy.storage.sessions import earlier_sessions, last_recipe
 from headway.errors import InputError
@@ -146,7 +147,7 @@ def replay(basis: Basis, terminal: Terminal, console: Console) -> bool:
     before = f", first the {plan.first - plan.start} before them" if plan.first > plan.start else ""
     terminal.say(f"training batches {plan.first} to {plan.end - 1} again from {origin}{before}")
     pairs = [(recorded[row["version"]], row) for row in train_again(basis, terminal)]
-    console.print(table(pair for pair in pairs if pair[0]["version"] >= plan.first))
+    print_whole(console, table(pair for pair in pairs if pair[0]["version"] >= plan.first))
     verdict = compare(pairs)
     console.print(
         verdict or f"the weights after batches {plan.first} to {plan.end - 1} are those of the run",

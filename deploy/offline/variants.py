@@ -43,6 +43,8 @@ ROUNDING = 1e-5
 MODELS = {"optimizer", "critic", "distillation"}
 KEYS = sorted({*OptimizerConfig.model_fields, *ObjectiveConfig.model_fields} - MODELS)
 """Keys of `[learner]` that may differ: the others choose models, or how they are computed."""
+FUNCTIONS = ("loss", "correction", "advantage")
+"""Keys whose value has options in another key."""
 LEFT_OUT = (
     "Generation is not repeated: all train the rollouts that the run's own policy sampled. A run "
     "with other settings samples others as soon as its weights part, so that nothing here tells "
@@ -77,8 +79,12 @@ def parting(pairs: Iterable[tuple["Tensor", "Tensor"]]) -> dict[str, float | Non
 def read_variants(basis: Basis, variants: Iterable[Sequence[str]]) -> dict[str, RunConfig]:
     """Return the recipe of each variant, given as settings KEY=VALUE, by its name.
 
+    Options of a loss, or of another function, do not go on with another one in its place.
+
     Raises InputError for settings that only another run could have, or that change nothing.
     """
+    from learner.objective.checks import check_objective
+
     config, plan, recipes = basis.config, basis.plan, {}
     if config.learner.ranks > 1:
         raise InputError(
@@ -95,10 +101,14 @@ def read_variants(basis: Basis, variants: Iterable[Sequence[str]]) -> dict[str, 
     base = config.updated(queues={"allow_uncorrected": True})  # here it only shows what it does
     for settings in variants:
         document = base.model_dump(mode="json", exclude_none=True)
+        for name in FUNCTIONS:
+            if any(setting.startswith(f"learner.{name}=") for setting in settings):
+                document["learner"].pop(f"{name}_options", None)
         for setting in settings:
             override(document, setting)
         recipe = completed(document, f"of the run with {', '.join(settings)}")
         _check_variant(base, recipe)
+        check_objective(recipe.objective)
         recipes[", ".join(settings).replace("learner.", "")] = recipe
     return recipes
 
@@ -114,7 +124,7 @@ def _check_variant(config: RunConfig, variant: RunConfig) -> None:
                 f"alike; what may differ is learner.{', learner.'.join(KEYS)}"
             )
     if not names:
-        raise InputError("--set: a variant has the settings that the run has itself")
+        raise InputError("--set and --variant: a variant has the settings that the run has itself")
 
 
 class Trainee:

@@ -6,6 +6,7 @@ from typing import Any
 
 from deploy.config.run_config import RunConfig
 from deploy.planner.calibration import leased_batches, read_rates
+from deploy.planner.caveats import caveats
 from deploy.planner.simulator import lag_figures
 from deploy.planner.throughput import (
     counted_steps,
@@ -41,8 +42,8 @@ def look_back(directory: RunDirectory, config: RunConfig) -> dict[str, Any]:
         )
     simulated = min(len(leased), EARLY + counted_steps(config))
     setting = setting_of_run(config, simulated)
-    rates = read_rates(directory, first=EARLY).rates
-    predicted = intervals(replace(setting, warm_up=EARLY), rates, seed=config.seed)
+    measured = read_rates(directory, first=EARLY)
+    predicted = intervals(replace(setting, warm_up=EARLY), measured.rates, seed=config.seed)
     begun, at = trained[0].times.wait_started_at, leased[EARLY - 1].times.step_finished_at
     left, speeds = samples_of(config) * (len(trained) - EARLY), predicted["samples_per_second"]
     predicted["seconds"] = [at - begun + left / speed for speed in reversed(speeds)]
@@ -58,4 +59,6 @@ def look_back(directory: RunDirectory, config: RunConfig) -> dict[str, Any]:
     figures = {
         name: {"predicted": predicted[name], "happened": value} for name, value in happened.items()
     }
-    return {"batches": EARLY, "figures": figures}
+    evaluated = config.heldout is not None and config.heldout.every < config.steps
+    doubts = caveats(measured, config, bounds=[config.queues.bound], evaluated=evaluated)
+    return {"batches": EARLY, "figures": figures, "doubts": doubts}

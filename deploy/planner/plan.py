@@ -25,6 +25,7 @@ from deploy.planner.throughput import (
     split_intervals,
 )
 from deploy.report.staleness_window import LIMITS
+from deploy.runtime.safe_console import print_whole
 from deploy.storage.run_directory import RunDirectory
 from headway.errors import InputError
 
@@ -126,9 +127,9 @@ def show(document: dict[str, Any], console: Console) -> None:
             "–" if row[key] is None else form.format(row[key]) for key, (_, form) in COLUMNS.items()
         ]
         table.add_row(*cells, style="bold" if row == chosen else None)
-    console.print(table)
+    print_whole(console, table)
     if document["intervals"]:
-        console.print(_intervals(document["intervals"]))
+        print_whole(console, _intervals(document["intervals"]))
     lines = []
     if itself is not None:
         measured, simulated = itself["measured"], itself["simulated"]

@@ -137,6 +137,8 @@ def _predicted(predicted: Mapping[str, Any]) -> dict[str, str]:
         rows[f"{label}, predicted from {predicted['batches']} batches"] = (
             f"{median:{form}} ({low:{form}} to {high:{form}}); it was {value:{form}}, {inside}"
         )
+    if doubts := predicted.get("doubts"):
+        rows["doubts of what was predicted"] = "; ".join(doubts)
     for role, memory in predicted.get("memory", {}).items():
         needed, peak = (memory[key] / 2**30 for key in ("predicted", "happened"))
         rows[f"memory of {role}, predicted"] = f"{needed:.2f} GiB; at its peak {peak:.2f}"

@@ -10,8 +10,12 @@ from typing import Any
 import typer
 from rich.console import Console, ConsoleOptions, RenderableType
 from rich.segment import Segment
+from rich.table import Table
 
 from deploy.runtime.output import tolerant
+
+WIDEST = 1000
+"""Columns of a terminal that a table may need."""
 
 
 def clean(text: str) -> str:
@@ -43,6 +47,15 @@ class SafeConsole(Console):
                 yield segment
             else:
                 yield Segment(clean(segment.text), segment.style)
+
+
+def print_whole(console: Console, table: Table) -> None:
+    """Print a table as wide as it needs to be: a terminal wraps its lines, and cuts no figure."""
+    usual = console.width
+    needed = console.measure(table, options=console.options.update(max_width=WIDEST)).maximum
+    console.width = max(usual, needed)
+    console.print(table)
+    console.width = usual
 
 
 class CleanFormatter(logging.Formatter):

@@ -7,7 +7,15 @@ from zipfile import ZIP_DEFLATED, ZIP_STORED, ZipFile
 
 import pytest
 
-from deploy.offline.capsule import DESCRIPTION, _differences, _without_folders, unpack
+from deploy.offline.capsule import (
+    DESCRIPTION,
+    _differences,
+    _without_folders,
+    opened,
+    pack,
+    unpack,
+)
+from deploy.storage.run_directory import RunDirectory
 from headway.errors import InputError
 from headway.folder_checksums import checksum_in, checksum_of
 from tests.deploy.conftest import ENVIRONMENT, HEADWAY
@@ -97,6 +105,24 @@ def test_what_is_wrong_with_a_capsule_is_named_before_anything_is_written(tmp_pa
     assert str(refused.value).startswith(f"{file} is no whole capsule, and was not unpacked: ")
     assert problem in str(refused.value)
     assert [*tmp_path.iterdir()] == [file]
+
+
+def test_what_cannot_be_opened_is_named(tmp_path):
+    file = capsule(tmp_path / "a.capsule", steps=[0, 1], model={})
+    for name, model, message in (
+        (file, "other", "--model other: .*a.capsule has its model"),
+        (tmp_path / "b.capsule", None, "b.capsule is no file"),
+    ):
+        with (
+            pytest.raises(InputError, match=message),
+            opened(str(name), tmp_path, None, model, print),
+        ):
+            pass
+
+
+def test_a_capsule_is_not_packed_into_a_folder_that_does_not_exist(tmp_path):
+    with pytest.raises(InputError, match=r"--out .*there is no folder .*nowhere"):
+        pack(RunDirectory(tmp_path), (0, 1), tmp_path / "nowhere" / "a", by_value=True, say=print)
 
 
 @pytest.mark.parametrize(

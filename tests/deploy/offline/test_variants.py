@@ -71,6 +71,16 @@ def test_variants_have_their_settings_and_are_named_by_them():
     assert (second.learner.loss, second.learner.correction) == ("reinforce", "mis")
 
 
+def test_options_of_a_function_do_not_go_on_with_another_in_its_place():
+    run = basis('learner.loss="cispo"', "learner.loss_options.cap_high=4.0")
+    chosen = [["learner.loss=ppo", "learner.epochs=2"], ["learner.loss_options.cap_high=3.0"]]
+    other, capped = read_variants(run, chosen).values()
+    assert other.learner.loss_options == {}
+    assert capped.learner.loss_options == {"cap_high": 3.0}
+    with pytest.raises(InputError, match="'ppo' has no option cap_high"):
+        read_variants(run, [["learner.loss=ppo", "learner.loss_options.cap_high=3.0"]])
+
+
 def test_rollouts_that_are_off_policy_may_be_trained_uncorrected_to_see_what_that_does():
     (variant,) = read_variants(basis(), [["learner.loss=reinforce"]]).values()
     assert (variant.learner.loss, variant.learner.correction) == ("reinforce", "none")

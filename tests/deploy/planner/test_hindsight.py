@@ -20,6 +20,7 @@ def test_the_later_batches_are_predicted_from_the_first_ones(tmp_path, monkeypat
     document = look_back(run, config)
     assert document == look_back(run, config), "the same again"
     assert document["batches"] == EARLY
+    assert any("the run was evaluated while it trained" in doubt for doubt in document["doubts"])
     figures = document["figures"]
     assert list(figures) == list(PREDICTED)
     leased = batches[EARLY : EARLY + 8 - 2]

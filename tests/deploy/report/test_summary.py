@@ -221,8 +221,10 @@ def test_figures_of_agents_are_shown_where_there_are_any():
 def test_what_was_predicted_stands_beside_what_happened():
     lag = {"lag_max": {"predicted": [3, 5, 8], "happened": 9}}
     memory = {"learner": {"predicted": 2**30, "happened": 1.5 * 2**30}}
-    summary = {**summed(record()), "predicted": {"batches": 20, "figures": lag, "memory": memory}}
+    predicted = {"batches": 20, "figures": lag, "doubts": ["a", "b"], "memory": memory}
+    summary = {**summed(record()), "predicted": predicted}
     assert figures(summary).items() - figures(summed(record())).items() == {
         ("largest lag, predicted from 20 batches", "5 (3 to 8); it was 9, outside"),
+        ("doubts of what was predicted", "a; b"),
         ("memory of learner, predicted", "1.00 GiB; at its peak 1.50"),
     }

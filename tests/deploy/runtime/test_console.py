@@ -7,10 +7,20 @@ from pathlib import Path
 
 import pytest
 from rich.console import Console
+from rich.table import Table
 
 from deploy.errors import Interrupted
 from deploy.runtime.console import Terminal, log_to
+from deploy.runtime.safe_console import SafeConsole, print_whole
 from headway.errors import InputError
+
+
+def test_no_cell_of_a_table_of_figures_is_cut_in_a_narrow_terminal():
+    printed, table = io.StringIO(), Table(*(f"figure {n}" for n in range(20)))
+    table.add_row(*(f"0.{n:06d}" for n in range(20)))
+    print_whole(SafeConsole(width=80, file=printed), table)
+    assert all(f"0.{n:06d}" in printed.getvalue() for n in range(20))
+    assert "…" not in printed.getvalue()
 
 
 def test_lines_steps_warnings_and_the_error_are_in_the_log_but_only_lines_are_printed(tmp_path):
