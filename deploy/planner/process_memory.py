@@ -271,7 +271,7 @@ def engine(
     on_gpus = OWN_IMPORT + GPU_BASE * workers if actors.gpus else 0
     host = {"libraries": float(ENGINE_BASE + on_gpus)}
     if config.weight_sync.codec == "delta":
-        host["base of deltas"] = 2 * version
+        host["base of deltas"] = version
     mapped = {"staged version": version}
     if config.learner.lora is not None and staged:
         host["merging"] = 8.0 * sizes.largest_adapted  # the weight, and what it is merged to

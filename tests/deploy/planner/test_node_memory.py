@@ -150,7 +150,7 @@ def test_a_rank_needs_what_its_parts_add_up_to(overrides, critics, a_weight, a_w
         "versions": (3 if deltas else 2) * 2 * BILLION,
         "checkpoint of the model": (1 + critics) * 2 * BILLION,
     }
-    assert actor.host.get("base of deltas", 0) == deltas * 2 * 2 * BILLION
+    assert actor.host.get("base of deltas", 0) == deltas * 2 * BILLION
 
 
 def test_nccl_sends_from_the_gpu_if_two_versions_fit_beside_a_tenth_and_the_note_has_both_pauses():
