@@ -45,7 +45,11 @@ def test_an_engine_and_an_actor_of_vllm_that_are_killed_serve_the_newest_weights
     with Running(headway, f"real-killed-{len(trained)}", *settings, cores=TWO) as run:
         run.trains(3)
         engine, other_engine = run.titled(ENGINE)
-        actor, other_actor = engine.parent(), other_engine.parent()
+        actors = {process.pid: process for process in run.titled(ACTOR)}
+        actor, other_actor = (
+            next(actors[above.pid] for above in process.parents() if above.pid in actors)
+            for process in (engine, other_engine)
+        )
         bindings = [narrowest_binding(process) for process in (engine, other_engine)]
         assert all(bindings)
         assert not bindings[0] & bindings[1]
