@@ -122,11 +122,11 @@ class RolloutActor:
 
         Raises InputError for a setting, model or user code that cannot be used, and EngineDied.
         """
+        keep_logs_small()
+        allow_open_files()  # first: the engine has the limit that it begins with
         if self._spec.config.engine == "vllm":
             import_beside(self._spec)
         gc.disable()  # while it imports, of which collecting would be a fifth
-        keep_logs_small()
-        allow_open_files()
         self._title = asyncio.create_task(keep_title("RolloutActor", self._state))
         if access := self._spec.metrics:
             from actors.metrics import ActorMetrics, EngineMetrics

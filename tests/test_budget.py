@@ -14,9 +14,9 @@ BUDGET = {
     "headway": 1977,
     "queues": 6808,
     "weight_sync": 4512,
-    "actors": 17196,
+    "actors": 17198,
     "learner": 12514,
-    "deploy": 22005,
+    "deploy": 22013,
     "benchmarks": 9613,
     "examples": 548,
 }

@@ -36,7 +36,9 @@ def process_variables(spec: EngineSpec) -> dict[str, str]:
         variables["TORCH_COMPILE_DISABLE"] = "1"
     if (cores := cores_of(spec)) is None:
         return variables
-    variables["VLLM_CPU_OMP_THREADS_BIND"] = ",".join(map(str, cores))
+    workers = spec.config.tensor_parallel_size  # with fewer cores they share all
+    shares = [cores[first::workers] or cores for first in range(workers)]
+    variables["VLLM_CPU_OMP_THREADS_BIND"] = "|".join(",".join(map(str, own)) for own in shares)
     if not in_one_process(spec):
         return variables
     return variables | {

@@ -31,7 +31,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import TypedDict
+from typing import NoReturn, TypedDict
 
 from deploy.errors import Interrupted, RayDied
 from deploy.runtime.restart_budget import FIRST_WAIT_SECONDS, SETTLED_SECONDS, RestartBudget
@@ -302,14 +302,14 @@ class Parent:
         if "code" in sent:
             if ended == -signal.SIGKILL or self._history.crashes:  # it did not take over
                 self._clear_away()
-            os._exit(sent["code"])
+            self._exit(sent["code"])
         self._exit_if_interrupted()
         if was_stopped:
             return f"its process was stopped for {STOPPED_SECONDS:g} s"
         if "error" in sent:
             return f"its process ended by an error: {sent['error']}"
         if ended is not None and ended >= 0 and not self._is_resumed:
-            os._exit(ended)  # an error before the run began, whose traceback is printed
+            self._exit(ended)  # an error before the run began, whose traceback is printed
         return _described(ended)
 
     def _exit_if_interrupted(self) -> None:
@@ -317,7 +317,15 @@ class Parent:
             self._clear_away()
             if self._is_resumed:
                 _print(f"stopped by the user{_hint(self._again)}")
-            os._exit(Interrupted.exit_code)
+            self._exit(Interrupted.exit_code)
+
+    def _exit(self, code: int) -> NoReturn:
+        """Exit once the standby is gone too: nobody reaps what is left in a container."""
+        if self._standby is not None:
+            pid, _ = self._standby
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
+        os._exit(code)
 
     def _keep(self, sent: Message) -> None:
         """Keep what holds for the next session of that which one had sent."""
@@ -373,7 +381,7 @@ class Parent:
         if seconds is None:
             _print(self._history.exhausted(Role.DRIVER, crash))
             self._clear_away()
-            os._exit(1)
+            self._exit(1)
         if self._is_resumed and not self._is_held:
             # Not before it is known that no folder of the user shadows the package.
             from headway.file_lock import MAKE, take

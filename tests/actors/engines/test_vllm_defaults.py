@@ -14,7 +14,7 @@ from pydantic import ValidationError
 
 from actors.config import ActorsConfig
 from actors.engines.vllm import VllmEngine
-from actors.engines.vllm_arguments import CPU_BLOCK_TOKENS, kv_cache_bytes
+from actors.engines.vllm_arguments import CPU_BLOCK_TOKENS, kv_cache_bytes, process_variables
 from actors.engines.vllm_output import cause_in, memory_problem
 from actors.errors import EngineDied
 from headway.errors import InputError
@@ -56,6 +56,15 @@ def test_a_cache_holds_all_rollouts_or_a_quarter_of_the_free_memory(
     spec, settings, longest, free, expected
 ):
     assert kv_cache_bytes(spec(**settings), longest, free) == expected
+
+
+@pytest.mark.parametrize(
+    ("cores", "workers", "bound"),
+    [("0-3", 1, "0,1,2,3"), ("0-3", 2, "0,2|1,3"), ("0-2", 2, "0,2|1"), ("5", 2, "5|5")],
+)
+def test_workers_of_an_engine_share_out_its_cores_and_too_few_of_them(spec, cores, workers, bound):
+    engine = spec(cores=(cores,), tensor_parallel_size=workers)
+    assert process_variables(engine)["VLLM_CPU_OMP_THREADS_BIND"] == bound
 
 
 def test_a_single_rollout_may_take_more_and_not_more_than_half(spec):

@@ -14,10 +14,10 @@ from headway.errors import InputError
 from tests.deploy.conftest import RECIPE
 
 CHILDREN = {
-    "benchmarks.loop.run_worker": ["train"],
-    "benchmarks.harness.checkpoint_scores": [],
+    "benchmarks.loop.run_worker": ("RECIPE", "train"),
+    "benchmarks.harness.checkpoint_scores": ("0.0", "RECIPE"),
 }
-"""Modules that a comparison runs as processes of their own, and further arguments."""
+"""Modules that a comparison runs as processes of their own, and their arguments."""
 
 
 @pytest.mark.slow
@@ -33,7 +33,7 @@ def test_a_module_of_the_user_is_found_in_every_process_and_its_error_is_one_mes
     recipe = tmp_path / "recipe.json"
     recipe.write_text(config.model_dump_json())
     ended = subprocess.run(
-        [sys.executable, "-m", module, recipe, *CHILDREN[module]],
+        [sys.executable, "-m", module, *(recipe if x == "RECIPE" else x for x in CHILDREN[module])],
         cwd=tmp_path,
         env={**os.environ, "PYTHONPATH": str(ROOT), "PYTHONSAFEPATH": "1"},
         capture_output=True,

@@ -124,7 +124,7 @@ def test_a_run_is_finished_by_the_same_recipe_alone(tmp_path):
 @pytest.mark.slow
 def test_a_run_that_refuses_its_input_ends_the_comparison_with_its_message(tmp_path):
     arm = Arm(name="demo", config=recipe(tmp_path))
-    with pytest.raises(InputError, match=r"^the recipe has an .sft. section, but .* not exist"):
+    with pytest.raises(InputError, match=r"^the recipe has the section .sft., but .* not exist"):
         TrainingRuns(2).train([arm, arm])
 
 

@@ -47,7 +47,7 @@ def serve_updates(family: str, model, folder, staged_version, workers: int = 1) 
     from actors.engines.vllm import VllmEngine
 
     spec = engine_spec(folder, dtype="float32", kv_cache_gib=1, tensor_parallel_size=workers)
-    cores = "0" if workers == 1 else "0|1"
+    cores = "0" if workers == 1 else "0-1"
     config = spec.config.model_copy(update={"cores": (cores,)})
     engine = VllmEngine(replace(spec, config=config), max_model_len=128)
     prepared = "moe" not in family
