@@ -6,7 +6,10 @@ prepared weights and after vLLM's own reload of weights that were not prepared.
 
 import asyncio
 import itertools
+import os
 from dataclasses import replace
+from multiprocessing import forkserver
+from unittest import mock
 
 import pytest
 import torch
@@ -30,6 +33,14 @@ PROMPT = [3, 13, 4, 17, 8]
 SERVED = pytest.mark.parametrize(
     ("family", "workers"), [*((family, 1) for family in FAMILIES), ("qwen2, biases and tied", 2)]
 )
+
+
+@pytest.fixture(autouse=True)
+def engines_of_their_own():
+    """Leave no variables and no fork server to the next engine: an actor has one engine."""
+    with mock.patch.dict(os.environ):
+        yield
+    forkserver._forkserver._stop()
 
 
 def perturb(model, seed: int) -> None:
