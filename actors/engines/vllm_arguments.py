@@ -4,6 +4,7 @@ Imports vLLM only where it is called: vLLM reads its environment when it is impo
 """
 
 import os
+from itertools import pairwise
 from typing import Any
 
 from actors.engines.model_folder import kv_bytes_per_token, served_dtype
@@ -36,8 +37,9 @@ def process_variables(spec: EngineSpec) -> dict[str, str]:
         variables["TORCH_COMPILE_DISABLE"] = "1"
     if (cores := cores_of(spec)) is None:
         return variables
-    workers = spec.config.tensor_parallel_size  # with fewer cores they share all
-    shares = [cores[first::workers] or cores for first in range(workers)]
+    workers = spec.config.tensor_parallel_size  # neighbours share memory; too few cores are shared
+    ends = [len(cores) * number // workers for number in range(workers + 1)]
+    shares = [cores[first:end] or cores for first, end in pairwise(ends)]
     variables["VLLM_CPU_OMP_THREADS_BIND"] = "|".join(",".join(map(str, own)) for own in shares)
     if not in_one_process(spec):
         return variables

@@ -125,12 +125,12 @@ def caveats(
             "the run was evaluated while it trained, which its journal does not show: its engines "
             "look slower than they are"
         )
-    if recorded.queues.bound == 0:
+    if recorded.queues.bound == 0 and any(bounds):
         notes.append(
             "the run was synchronous: what actors and learner cost each other where they share "
             "cores is not in its rates, so above a bound of 0 they are too high there"
         )
-    elif 0 in bounds:
+    elif recorded.queues.bound and 0 in bounds:
         notes.append(
             "the run was asynchronous: what actors and learner cost each other where they share "
             "cores is in its rates, so at a bound of 0, where they take turns, these are too low"

@@ -60,7 +60,7 @@ def test_a_cache_holds_all_rollouts_or_a_quarter_of_the_free_memory(
 
 @pytest.mark.parametrize(
     ("cores", "workers", "bound"),
-    [("0-3", 1, "0,1,2,3"), ("0-3", 2, "0,2|1,3"), ("0-2", 2, "0,2|1"), ("5", 2, "5|5")],
+    [("0-3", 1, "0,1,2,3"), ("0-3", 2, "0,1|2,3"), ("0-2", 2, "0|1,2"), ("5", 2, "5|5")],
 )
 def test_workers_of_an_engine_share_out_its_cores_and_too_few_of_them(spec, cores, workers, bound):
     engine = spec(cores=(cores,), tensor_parallel_size=workers)
