@@ -37,15 +37,8 @@ from benchmarks.harness.training_runs import Arm, vary
 from benchmarks.loop import staleness_page
 from benchmarks.loop.first_picture import SCORES_OF_RUN, fitted_steps
 from benchmarks.loop.run_figures import read_run
-from benchmarks.loop.staleness_conclusions import (
-    AUTO,
-    HELD,
-    SYNCHRONOUS,
-    UNBOUNDED,
-    conclude,
-    held,
-    in_order,
-)
+from benchmarks.loop.staleness_cells import AUTO, HELD, SYNCHRONOUS, UNBOUNDED, held, in_order
+from benchmarks.loop.staleness_conclusions import conclude
 from deploy.config.run_config import RunConfig
 from deploy.planner.calibration import LEAST_BATCHES, read_rates
 from deploy.planner.rates import Rates

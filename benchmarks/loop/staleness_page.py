@@ -8,7 +8,8 @@ from benchmarks.harness.record import Record
 from benchmarks.harness.study import markdown_table, text_table
 from benchmarks.harness.training_runs import conditions
 from benchmarks.loop.seed_intervals import LEAST_SEEDS, Estimate
-from benchmarks.loop.staleness_conclusions import Cell, at_stale, conclude, eta, of_bounds
+from benchmarks.loop.staleness_cells import Cell, at_stale, eta, of_bounds
+from benchmarks.loop.staleness_conclusions import conclude
 from benchmarks.loop.staleness_pictures import draw, pictures
 from deploy.report.staleness_window import BUSY
 from deploy.report.summary import WARM_UP

@@ -8,7 +8,7 @@ from typing import Any
 
 from benchmarks.harness.record import Record
 from benchmarks.loop.seed_intervals import Estimate, estimate
-from benchmarks.loop.staleness_conclusions import (
+from benchmarks.loop.staleness_cells import (
     AUTO,
     UNBOUNDED,
     Cell,

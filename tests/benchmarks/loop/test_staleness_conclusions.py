@@ -6,7 +6,8 @@ from statistics import geometric_mean
 import pytest
 
 from benchmarks.loop.seed_intervals import estimate_ratio
-from benchmarks.loop.staleness_conclusions import conclude, interpolated, limit
+from benchmarks.loop.staleness_cells import interpolated, limit
+from benchmarks.loop.staleness_conclusions import conclude
 from tests.benchmarks.loop.study_record import record, run
 
 

@@ -6,7 +6,8 @@ import pytest
 
 from benchmarks.loop.seed_intervals import estimate
 from benchmarks.loop.staleness import FULL
-from benchmarks.loop.staleness_conclusions import conclude, eta
+from benchmarks.loop.staleness_cells import eta
+from benchmarks.loop.staleness_conclusions import conclude
 from benchmarks.loop.staleness_pictures import MARKERS, pictures
 from deploy.report.plots import new_figure
 from tests.benchmarks.loop.study_record import record, run
