@@ -28,7 +28,15 @@ from pydantic import BaseModel, ConfigDict
 
 from benchmarks.harness.figure_blocks import made, record_block, summaries_block
 from benchmarks.harness.processes import raise_failure, run_main
-from benchmarks.harness.record import RESULTS, ROOT, Record, code_checksum, environment, store
+from benchmarks.harness.record import (
+    PREDICTING,
+    RESULTS,
+    ROOT,
+    Record,
+    code_checksum,
+    environment,
+    store,
+)
 from benchmarks.harness.study import Study
 from deploy.cli.bench import BENCHMARKS
 from deploy.runtime import machine
@@ -79,9 +87,10 @@ class Figure(BaseModel):
             for run, file in self.files.items()
         }
 
-    def code(self) -> str:
-        """Return the checksum of what trains its runs, in its own folder too."""
-        return code_checksum(*([] if self.folder == "." else [ROOT / self.folder]))
+    def code(self, *further: Path) -> str:
+        """Return the checksum of what trains its runs, of its own folder, and of further ones."""
+        own = [] if self.folder == "." else [ROOT / self.folder]
+        return code_checksum(*own, *further)
 
     def study(self) -> Study[Any]:
         """Return the benchmark."""
@@ -115,7 +124,8 @@ def chosen(figures: Mapping[str, Figure], only: str, index: Mapping[str, Record]
     return [
         name
         for name, figure in figures.items()
-        if name in (names or figures) and taken.get(name) != (figure.code(), figure.command_lines())
+        if name in (names or figures)
+        and taken.get(name) != (figure.code(PREDICTING), figure.command_lines())
     ]
 
 
@@ -190,7 +200,7 @@ def take_all(only: str) -> None:
     for number, name in enumerate(names, start=1):
         Terminal().say(f"{number}/{len(names)} {name}: about {left} min left")
         figure, facts, began = figures[name], environment(), time.monotonic()
-        facts |= {"code": figure.code(), "commands": figure.command_lines()}
+        facts |= {"code": figure.code(PREDICTING), "commands": figure.command_lines()}
         take(name, figure)
         del facts["command"]
         facts["seconds"] = time.monotonic() - began

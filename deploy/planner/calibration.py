@@ -1,31 +1,21 @@
 """Calibration: the rates of a run's parts, estimated from its records.
 
-Engine: a rollout of L tokens that was one of n̄ on average, while s of them began or ended, took
-
-    seconds = a·L + b·L·n̄ + f·s/2        (pauses for weights left out)
-
-so a, b and f (`EngineRates`) are a least-squares fit over all rollouts, none below 0. The average n̄
-is over tokens, and the times of tokens follow from a and b: both are estimated in turn. Learner:
-the seconds of a step are fitted over its tokens in the same way. Seconds over fitted ones, by
-batch, are the paces: how steady both sides are, and for how long they stay fast or slow.
-
-How much both slow each other down is not estimated: the learner waits just when rollouts are slow,
-so that they look slower, not faster, beside a learner that is idle.
+Those of engines are fitted in `deploy.planner.engine_fit`. The learner's seconds of a step are
+fitted over its tokens by least squares too. Seconds over fitted ones, by batch, are the paces: how
+steady both sides are, and for how long they stay fast or slow.
 
 The first batches are left out, and the last batches, which were trained when no group was leased
 any more and engines ran empty; a simulation leaves them out too.
 """
 
-from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass
-from itertools import chain, combinations, pairwise
-from typing import Any
+from dataclasses import dataclass, replace
+from itertools import pairwise
 
 import numpy as np
-from numpy.typing import NDArray
 
-from deploy.planner.rates import EngineRates, LearnerRates, Rates, UpdateRates
+from deploy.planner.engine_fit import Array, fit_engines, fit_pauses, least_squares
+from deploy.planner.rates import LearnerRates, Rates
 from deploy.report.report import read_batches
 from deploy.report.summary import WARM_UP, sessions, successful_updates
 from deploy.storage.run_directory import RunDirectory
@@ -38,10 +28,6 @@ LEAST_BATCHES = WARM_UP + 5
 MOST_BATCHES = 100
 """The newest batches are measured, since a changed policy writes rollouts of other lengths."""
 MOST_TIED = 0.99
-ROUNDS = 10
-"""Rounds in which the engine's rates and the mean n̄ over tokens converge."""
-
-Array = NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,20 +98,16 @@ def rates_of(
         for update in swapped
         if update.staged_at is not None
     ]
-    pauses = [
-        update.swap_finished_at - update.swap_started_at
-        for update in swapped
-        if update.swap_started_at is not None and update.swap_finished_at is not None
-    ]
     ends = [batch.times.step_finished_at for batch in batches[WARM_UP - 1 :]]
-    engine, explained, engine_paces = _engine(groups, updates, np.array(ends))
+    steps = [(b.times.wait_finished_at, b.times.step_finished_at) for b in batches]
+    engine, explained, engine_paces = fit_engines(groups, updates, np.array(steps), np.array(ends))
     learner, learner_paces = _learner(batches, trained)
     tokens = sum(report.tokens_trained for report in reports)
     return Measured(
         rates=Rates(
             engine=engine,
             learner=learner,
-            update=UpdateRates(staging_seconds=_mean(staging), pause_seconds=_mean(pauses)),
+            update=replace(fit_pauses(groups, swapped), staging_seconds=_mean(staging)),
             lengths=tuple(tuple(max(1, tokens) for tokens in group.tokens) for group in trained),
             tied_share=_tied_share(reports, trained),
             ess_loss=_ess_loss(reports),
@@ -140,108 +122,6 @@ def rates_of(
     )
 
 
-def _engine(
-    groups: Sequence[GroupTimes], updates: Sequence[WeightUpdateReport], ends: Array
-) -> tuple[EngineRates, float, Array]:
-    """Fit the rates of an engine, R², and paces, over rollouts that began while batches ended.
-
-    `ends` has the ends of the last step before the measured ones, and of these.
-    """
-    by_engine: defaultdict[str, list[tuple[float, float, int]]] = defaultdict(list)
-    for group in groups:
-        pairs = zip(group.rollouts, group.tokens, strict=True)
-        by_engine[group.engine_id] += [(*times, tokens) for times, tokens in pairs]
-    pauses: defaultdict[str, list[Any]] = defaultdict(list)
-    for update in updates:
-        pauses[update.engine_id].append((update.swap_started_at, update.swap_finished_at))
-    engines = [
-        (np.array(rollouts), np.array(pauses[engine]).reshape(-1, 2))
-        for engine, rollouts in by_engine.items()
-    ]
-    fitted = np.array([1.0, 0.0, 0.0])
-    for _ in range(ROUNDS):
-        parts = [
-            _observations(rollouts, paused, ends, step=fitted[0], rollout=fitted[1])
-            for rollouts, paused in engines
-        ]
-        factors, seconds, middles = (np.concatenate(arrays) for arrays in zip(*parts, strict=True))
-        if not len(seconds):
-            raise InputError(
-                "no rollout began between the first batches and the last lease: the run was too "
-                "short"
-            )
-        fitted = _least_squares(factors, seconds)
-        if not fitted[:2].any():  # rollouts of one length: turnover alone may explain them
-            fitted = np.append(_least_squares(factors[:, :2], seconds), 0.0)
-    expected = factors @ fitted
-    step, rollout, turnover = fitted.tolist()
-    variance = float(np.var(seconds))
-    puts = [group.accepted_at - max(end for _, end in group.rollouts) for group in groups]
-    rates = EngineRates(
-        step_seconds=step,
-        rollout_step_seconds=rollout,
-        turnover_seconds=turnover,
-        put_seconds=max(0.0, float(np.median(puts))),
-    )
-    batch = np.searchsorted(ends[1:-1], middles)
-    took, fits = (np.bincount(batch, it, minlength=len(ends) - 1) for it in (seconds, expected))
-    paces = np.divide(took, fits, out=np.ones_like(fits), where=fits > 0)
-    explained = 1 - float(np.mean((seconds - expected) ** 2)) / variance if variance else 1.0
-    return rates, explained, paces
-
-
-def _observations(
-    rollouts: Array,
-    pauses: Array,
-    ends: Array,
-    *,
-    step: float,
-    rollout: float,
-) -> tuple[Array, Array, Array]:
-    """Return factors (L, L·n̄, s/2), [r, 3], seconds and middles, [r], of one engine's rollouts.
-
-    `rollouts`, [n, 3], has start, end and tokens of each; `pauses`, [m, 2], start and end of each
-    pause, in order. Rollouts that began outside of `ends` load the engine, but give no
-    observation. `step` and `rollout` are estimates of a and b.
-    """
-    changes = np.concatenate([rollouts[:, 0], rollouts[:, 1]])
-    steps = np.repeat([1.0, -1.0], len(rollouts))
-    order = np.argsort(changes, kind="stable")
-    count = np.cumsum(steps[order])
-    speed = 1 / np.maximum(step + rollout * np.maximum(count, 1.0), 1e-9)
-    within = (rollouts[:, 0] > ends[0]) & (rollouts[:, 0] <= ends[-1])
-    began, ended, tokens = rollouts[within].T
-
-    def passed(times: Array, values: Array) -> Array:
-        """Integrate a step function, 0 outside of its times, over each rollout."""
-        until = np.concatenate([[0.0], np.cumsum(values[:-1] * np.diff(times))])
-        integrals: Array = np.interp(ended, times, until) - np.interp(began, times, until)
-        return integrals
-
-    times = changes[order]
-    edges = np.maximum.accumulate(np.append(0.0, pauses))
-    paused = passed(edges, np.append(0.0, np.tile([1.0, 0.0], len(pauses))))
-    mean_running = passed(times, count * speed) / np.maximum(passed(times, speed), 1e-9)
-    others = np.searchsorted(times, ended) - np.searchsorted(times, began)
-    factors = np.stack([tokens, tokens * mean_running, others / 2], axis=1)
-    return factors, ended - began - paused, (began + ended) / 2
-
-
-def _least_squares(factors: Array, values: Array) -> Array:
-    """Fit coefficients, none below 0, by least squares over all subsets of the factors."""
-    width = factors.shape[1]
-    best, least = np.zeros(width), float(np.sum(values**2))
-    subsets = chain.from_iterable(combinations(range(width), size) for size in range(1, width + 1))
-    for subset in map(list, subsets):
-        fitted, *_ = np.linalg.lstsq(factors[:, subset], values, rcond=None)
-        error = float(np.sum((values - factors[:, subset] @ fitted) ** 2))
-        if np.all(fitted >= 0) and error < least:
-            least = error
-            best = np.zeros(width)
-            best[subset] = fitted
-    return best
-
-
 def _learner(
     batches: Sequence[TrainedBatch], groups: Sequence[GroupTimes]
 ) -> tuple[LearnerRates, Array]:
@@ -250,7 +130,7 @@ def _learner(
     seconds = np.array([batch.times.step_seconds for batch in measured])
     tokens = np.array([float(batch.report.tokens_trained) for batch in measured])
     factors = np.stack([np.ones_like(tokens), tokens], axis=1)
-    fitted = _least_squares(factors, seconds)
+    fitted = least_squares(factors, seconds)
     expected = factors @ fitted
     batch_seconds, token_seconds = fitted.tolist()
     taken = np.unique([g.taken_at for g in groups if g.taken_at not in (None, g.accepted_at)])

@@ -130,11 +130,6 @@ def caveats(
             "the run was synchronous: what actors and learner cost each other where they share "
             "cores is not in its rates, so above a bound of 0 they are too high there"
         )
-    elif recorded.queues.bound and 0 in bounds:
-        notes.append(
-            "the run was asynchronous: what actors and learner cost each other where they share "
-            "cores is in its rates, so at a bound of 0, where they take turns, these are too low"
-        )
     if measured.explained < LEAST_EXPLAINED:
         notes.append(
             f"the engines' rates explain {measured.explained:.0%} of how long rollouts took: "

@@ -33,14 +33,18 @@ class _Seconds:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineRates(_Seconds):
-    """Rates of one engine: n running rollouts gain a token each in `step + n · rollout` seconds."""
+    """Rates of one engine: n rollouts gain a token each in `step + n**exponent · rollout` s."""
 
     step_seconds: float
     """Seconds of a token for all running rollouts together, however few they are."""
     rollout_step_seconds: float = 0.0
     """Further seconds for each running rollout."""
+    exponent: float = 1.0
+    """Below 1 if many rollouts are more efficient than few."""
     turnover_seconds: float = 0.0
     """Work for one rollout beside its tokens, half at each end; the others wait meanwhile."""
+    slowdown: float = 0.0
+    """Share by which all of this takes longer while the learner computes, as on one machine."""
     put_seconds: float = 0.0
     """Seconds from the end of a group's last rollout to the answer that it is accepted."""
 
@@ -62,7 +66,7 @@ class EngineRates(_Seconds):
 
     def token_seconds(self, running: int) -> float:
         """Return the seconds until each of `running` rollouts has one more token."""
-        return self.step_seconds + running * self.rollout_step_seconds
+        return self.step_seconds + float(running**self.exponent) * self.rollout_step_seconds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,6 +89,8 @@ class UpdateRates(_Seconds):
     """Seconds from the publication until the engine asks to swap; it goes on generating."""
     pause_seconds: float = 0.0
     """Seconds of the swap, during which its rollouts stand still."""
+    pause_rollout_seconds: float = 0.0
+    """Further ones for each running rollout."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -85,13 +85,15 @@ class SimulatedEngine:
     rates: EngineRates
     free_slots: int
     pace: float = 1.0
-    """Seconds of a token over those of its rates."""
+    """Seconds of its work over those of its rates."""
     version: int = 0
     now: float = 0.0
     token: float = 0.0
     """Tokens that a rollout which always ran would have by now."""
     stalled: float = 0.0
-    """Seconds of other work before the next token."""
+    """Seconds of other work before the next token, by its rates."""
+    paused: float = 0.0
+    """Seconds before it works again."""
     running: list[tuple[float, int, float, Lease]] = field(default_factory=list)
     """Heap of rollouts: the token at its end, a serial number, that at its beginning, its lease."""
     swaps: list[tuple[float, int]] = field(default_factory=lambda: [(0.0, 0)])
@@ -106,20 +108,21 @@ class SimulatedEngine:
         passed, self.now = now - self.now, now
         if not self.running:
             self.idle_seconds += passed
-        waited = min(passed, self.stalled)
-        self.stalled -= waited
+        paused = min(passed, self.paused)
+        self.paused -= paused
+        worked = (passed - paused) / self.pace
+        stalled = min(worked, self.stalled)
+        self.stalled -= stalled
         if self.running:
-            self.token += (passed - waited) / self._token_seconds()
+            self.token += (worked - stalled) / self.rates.token_seconds(len(self.running))
 
     def next_end(self) -> float:
         """Return the time at which the next rollout ends if nothing else happens."""
         if not self.running:
             return FOREVER
         left = max(0.0, self.running[0][0] - self.token)
-        return self.now + self.stalled + left * self._token_seconds()
-
-    def _token_seconds(self) -> float:
-        return self.pace * self.rates.token_seconds(len(self.running))
+        work = self.stalled + left * self.rates.token_seconds(len(self.running))
+        return self.now + self.paused + self.pace * work
 
     def sampled(self, began: float, length: int) -> dict[int, int]:
         """Count the tokens of a rollout by the version that sampled them."""
@@ -243,9 +246,11 @@ class Simulation:
             return
         self._swapping += 1
         engine.advance(self._now)
-        engine.stalled += self._rates.update.pause_seconds
+        update = self._rates.update
+        pause = update.pause_seconds + len(engine.running) * update.pause_rollout_seconds
+        engine.paused += pause
         self._plan_end(engine)
-        self._after(self._rates.update.pause_seconds, partial(self._swapped, engine, version))
+        self._after(pause, partial(self._swapped, engine, version))
 
     def _swapped(self, engine: SimulatedEngine, version: int) -> None:
         """Let an engine generate with its new version."""
@@ -269,9 +274,12 @@ class Simulation:
         self._waits_since = None
         rates, (own, of_engines) = self._rates.learner, self._pace()
         self._after(own * (rates.batch_seconds + rates.token_seconds * tokens), self._trained)
+        self._pace_engines(of_engines * (1 + self._rates.engine.slowdown))
+
+    def _pace_engines(self, pace: float) -> None:
         for engine in self._engines:
             engine.advance(self._now)
-            engine.pace = of_engines
+            engine.pace = pace
             self._plan_end(engine)
 
     def _pace(self) -> Pace:
@@ -280,6 +288,8 @@ class Simulation:
 
     def _trained(self) -> None:
         """End a step of the learner."""
+        if self._rates.engine.slowdown:
+            self._pace_engines(self._pace()[1])
         self._ends.append(self._now)
         self._times["step_finished_at"] = self._now
         if len(self._ends) in (self._setting.warm_up, self._setting.last):

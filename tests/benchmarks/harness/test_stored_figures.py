@@ -1,11 +1,12 @@
 """What `make figures` takes again, and what the pages say of it."""
 
 import json
+from itertools import product
 from types import SimpleNamespace
 
 import pytest
 
-from benchmarks.harness import figures
+from benchmarks.harness import figures, record
 from benchmarks.harness.figure_blocks import made, record_block, summaries_block
 from benchmarks.harness.figures import Figure
 from benchmarks.loop.staleness_page import page
@@ -34,7 +35,7 @@ SUMMARY = {
 def test_figures_of_other_code_or_by_other_commands_are_taken_in_the_order_of_the_list(
     monkeypatch,
 ):
-    monkeypatch.setattr(figures, "code_checksum", lambda: "new")
+    monkeypatch.setattr(figures, "code_checksum", lambda *further: "new")
     listed = {name: Figure(minutes=1, bench=name) for name in ("async", "chaos", "queue")}
     index = {
         name: {"code": code, "commands": [f"headway bench {name}"]}
@@ -60,6 +61,23 @@ def test_a_figure_is_of_other_code_when_a_file_of_its_folder_has_changed(tmp_pat
     assert codes[2] == codes[3], "a page trains nothing"
 
 
+def test_what_predicts_a_run_does_not_make_it_another_one(tmp_path, monkeypatch):
+    (tmp_path / "deploy" / "planner").mkdir(parents=True)
+    for module, name in product((record, figures), ("ROOT", "PREDICTING")):
+        folder = tmp_path / "deploy" / "planner" if name == "PREDICTING" else tmp_path
+        monkeypatch.setattr(module, name, folder)
+    figure, codes = Figure(minutes=1, bench="x"), []
+    for file in ("planner/a.py", "run.py"):
+        (tmp_path / "deploy" / file).write_text("1")
+        codes.append((figure.code(), figure.code(figures.PREDICTING)))
+        (tmp_path / "deploy" / file).write_text("2")
+        codes.append((figure.code(), figure.code(figures.PREDICTING)))
+    trains, predicts = zip(*codes, strict=True)
+    assert trains[0] == trains[1]
+    assert len({trains[1], trains[2], trains[3]}) == 3
+    assert len(set(predicts)) == 4, "its figures are taken again"
+
+
 def test_unfinished_runs_go_on_with_the_same_code_and_options_alone(tmp_path, monkeypatch):
     work, went_on = tmp_path / "work" / "x", []
 
@@ -74,7 +92,7 @@ def test_unfinished_runs_go_on_with_the_same_code_and_options_alone(tmp_path, mo
     monkeypatch.setattr(figures, "_run", run)
     monkeypatch.setattr(Figure, "study", lambda figure: study)
     for code, bench in (("old", "x"), ("old", "x"), ("new", "x"), ("new", "x --more")):
-        monkeypatch.setattr(figures, "code_checksum", lambda code=code: code)
+        monkeypatch.setattr(figures, "code_checksum", lambda *further, code=code: code)
         figures.take("x", Figure(minutes=1, bench=bench))
     assert went_on == [False, True, False, False]
     assert (tmp_path / "x.json").exists()

@@ -9,7 +9,8 @@ from dataclasses import asdict, replace
 import pytest
 
 from deploy.planner.calibration import LEAST_BATCHES, rates_of, read_rates
-from deploy.planner.rates import EngineRates
+from deploy.planner.engine_fit import fit_pauses
+from deploy.planner.rates import EngineRates, UpdateRates
 from deploy.planner.simulator import SimulatedEngine
 from deploy.storage.jsonl import append_rows
 from deploy.storage.run_directory import RunDirectory
@@ -30,11 +31,13 @@ def group_of_one(began, ended, tokens):
     )  # fmt: skip
 
 
-def made(count=600, seed=0, *, engine=TRUE, shortest=5, longest=80, batch=None):
+def made(count=600, seed=0, *, engine=TRUE, shortest=5, longest=80, batch=None, steps=()):
     """Return groups of one rollout, at most 1, 15 or 29 at once, begun at random.
 
-    Those of a `batch`, of so many, begin together on an empty engine, as with η = 0.
+    Those of a `batch`, of so many, begin together on an empty engine, as with η = 0. The learner
+    computes in `steps`.
     """
+    edges = [edge for step in steps for edge in step]
     chance, turnover = random.Random(seed), engine.turnover_seconds
     engine = SimulatedEngine("engine-0", engine, free_slots=0)
     groups, now, numbers = [], 0.0, itertools.count(1)
@@ -45,8 +48,13 @@ def made(count=600, seed=0, *, engine=TRUE, shortest=5, longest=80, batch=None):
             begun = (len(groups) + len(engine.running)) % batch or not engine.running
             begins = now + 0.7 * (not engine.running) if begun else math.inf
         ends = engine.next_end()
-        now = min(begins, ends)
+        edge = edges[0] if edges else math.inf
+        now = min(begins, ends, edge)
         engine.advance(now)
+        if now == edge:
+            engine.pace = 1 + engine.rates.slowdown * (len(edges) % 2 == 0)
+            del edges[0]
+            continue
         engine.stalled += turnover / 2
         if ends <= begins:
             *_, (began, tokens) = heapq.heappop(engine.running)
@@ -107,6 +115,28 @@ def test_rates_of_an_engine_that_empties_again_and_again_are_found_again():
     assert measured.turnover_seconds == pytest.approx(TRUE.turnover_seconds, rel=0.2)
 
 
+@pytest.mark.parametrize(("slowdown", "exponent"), [(0.0, 1.0), (0.3, 1.0), (0.0, 0.6), (0.5, 0.7)])
+def test_what_a_busy_learner_and_few_rollouts_cost_is_found_again(slowdown, exponent):
+    batches = rows(70)
+    steps = [(row["wait_finished_at"], row["step_finished_at"]) for row in batches]
+    engine = replace(TRUE, slowdown=slowdown, exponent=exponent, rollout_step_seconds=0.0008)
+    found = measure(batches, groups=made(2400, engine=engine, steps=steps)).rates.engine
+    assert found.slowdown == pytest.approx(slowdown, abs=0.1)
+    for running in (1, 15, 29, 100):
+        seconds = engine.token_seconds(running)
+        assert found.token_seconds(running) == pytest.approx(
+            seconds, rel=0.1 + 0.2 * (running > 29)
+        )
+
+
+def test_a_pause_is_longer_the_more_rollouts_run():
+    groups = [group_of_one(begin, 10.0, 99) for begin in [0.0] * 10 + [5.0] * 20]
+    swaps = [swap(1, 1.0, pause=0.1 + 10 * 0.01), swap(2, 6.0, pause=0.1 + 30 * 0.01)]
+    fitted = fit_pauses(groups, swaps)
+    assert (fitted.pause_seconds, fitted.pause_rollout_seconds) == pytest.approx((0.1, 0.01))
+    assert fit_pauses(groups, []) == UpdateRates()
+
+
 def test_a_learner_s_rates_are_found_again():
     learner = asdict(measure(rows(30)).rates.learner)
     true = {"batch_seconds": 0.1, "token_seconds": 0.001, "publish_seconds": 0.01}
@@ -131,12 +161,13 @@ def test_updates_that_failed_seeded_an_engine_or_are_of_other_batches_are_left_o
         swap(2, begin + 0.2, pause=0.15, prepare_seconds=0.01),
         swap(0, begin + 0.3, pause=9.0, seeding=True),
         replace(swap(3, begin + 0.4), error="no", staged_at=None, swap_finished_at=None),
-        swap(5, begin - 0.1, pause=9.0),
+        swap(5, begin - 0.6, pause=0.5),
         swap(12, end + 0.1, pause=9.0),
     ]
     update = measure(batches, swaps).rates.update
     assert update.staging_seconds == pytest.approx(0.025)
-    assert update.pause_seconds == pytest.approx(0.1)
+    pauses = (update.pause_seconds, update.pause_rollout_seconds)
+    assert pauses == pytest.approx((0.05, 0.05)), "of none and two rollouts that ran"
 
 
 def test_lengths_are_of_the_groups_of_the_batches_after_the_first_ones():

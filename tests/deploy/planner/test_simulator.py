@@ -54,6 +54,14 @@ def test_with_one_batch_of_staleness_the_slower_side_decides():
     assert (by_learner.learner_idle, by_learner.lag_max) == (0.0, 1)
 
 
+def test_an_engine_is_slower_while_the_learner_computes_and_stands_longer_with_more_rollouts():
+    slow = replace(rates(train=0.5), engine=EngineRates(step_seconds=0.01, slowdown=1.0))
+    speed = simulate(setting(1), slow).samples_per_second
+    assert speed == pytest.approx(1 / 1.25, rel=1e-2), "half a second for a quarter of its work"
+    paused = rates(train=0.5, update=UpdateRates(pause_seconds=0.1, pause_rollout_seconds=0.2))
+    assert simulate(setting(1), paused).samples_per_second == pytest.approx(1 / 1.3, rel=1e-2)
+
+
 def test_every_second_of_the_cycle_is_on_the_way_of_a_synchronous_batch():
     slow = rates(update=UpdateRates(staging_seconds=0.25, pause_seconds=0.5))
     slow = replace(
