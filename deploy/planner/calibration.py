@@ -21,6 +21,7 @@ from deploy.report.summary import WARM_UP, sessions, successful_updates
 from deploy.storage.run_directory import RunDirectory
 from headway.errors import InputError
 from learner.diagnostics.batch_report import BatchReport, TrainedBatch
+from queues.errors import JournalError
 from queues.readers.group_history import GroupTimes, last_lease, read_history
 from weight_sync.announcements import WeightUpdateReport
 
@@ -41,7 +42,7 @@ class Measured:
     explained: float
     """Share of the variance of rollout times that the engine's rates explain (R²)."""
     samples_per_second: float
-    """Rollouts trained per second in these batches."""
+    """Rollouts of these batches per second, those left out of their minibatches too."""
     learner_idle: float
     lag_mean: float
 
@@ -63,7 +64,8 @@ def read_rates(directory: RunDirectory, *, first: int | None = None) -> Measured
     """Estimate the rates of a run from its folder, whether it is going on or not.
 
     They are those of its last session: of its newest batches, or of so many `first` ones. Raises
-    InputError if it has trained too few batches while groups were leased.
+    InputError if it has trained too few batches while groups were leased, or their rollouts are not
+    there any more.
     """
     trained, leased = leased_batches(directory)
     batches = leased[-MOST_BATCHES:] if first is None else leased[:first]
@@ -73,19 +75,29 @@ def read_rates(directory: RunDirectory, *, first: int | None = None) -> Measured
             f"{len(batches)} of them before its last group was leased; at least {LEAST_BATCHES} of "
             "these are needed to tell how fast its parts are"
         )
-    history = read_history(directory.path, batches[0].version, trained[-1].version)
+    first_version, last_version = batches[0].version, batches[-1].version
+    oldest = max(batch.report.max_lag or 0 for batch in batches)
+    try:
+        history = read_history(directory.path, first_version, last_version + 1 + oldest)
+    except JournalError as error:
+        raise InputError(
+            f"rates are measured of the rollouts of batches {first_version} to {last_version}, "
+            f'which queues.keep_rollouts = "needed" removes in time: {error}'
+        ) from None
     swaps = directory.rows("swaps.jsonl", lambda row: WeightUpdateReport(**row))
-    return rates_of(batches, swaps, [group for group in history.groups if group.taken_at])
+    return rates_of(batches, trained, swaps, history.groups)
 
 
 def rates_of(
     batches: Sequence[TrainedBatch],
+    session: Sequence[TrainedBatch],
     swaps: Sequence[WeightUpdateReport],
     groups: Sequence[GroupTimes],
 ) -> Measured:
-    """Estimate rates from at least LEAST_BATCHES consecutive batches of one session, in order.
+    """Estimate rates from at least LEAST_BATCHES consecutive batches of a session, in order.
 
-    The groups are in the order of acceptance; groups of other batches count as load of an engine.
+    The groups are in the order of acceptance. Of other batches of the session, groups count as load
+    of an engine, and steps as seconds in which the learner computes.
     """
     measured = batches[WARM_UP:]
     reports = [batch.report for batch in measured]
@@ -99,7 +111,7 @@ def rates_of(
         if update.staged_at is not None
     ]
     ends = [batch.times.step_finished_at for batch in batches[WARM_UP - 1 :]]
-    steps = [(b.times.wait_finished_at, b.times.step_finished_at) for b in batches]
+    steps = [(batch.times.wait_finished_at, batch.times.step_finished_at) for batch in session]
     engine, explained, engine_paces = fit_engines(groups, updates, np.array(steps), np.array(ends))
     learner, learner_paces = _learner(batches, trained)
     tokens = sum(report.tokens_trained for report in reports)
@@ -116,10 +128,15 @@ def rates_of(
         first=batches[0].version,
         last=batches[-1].version,
         explained=explained,
-        samples_per_second=sum(report.rollouts_trained for report in reports) / seconds,
+        samples_per_second=sum(map(rollouts_of, reports)) / seconds,
         learner_idle=sum(batch.times.wait_seconds for batch in measured) / seconds,
         lag_mean=sum((r.lag_mean or 0.0) * r.tokens_trained for r in reports) / tokens,
     )
+
+
+def rollouts_of(report: BatchReport) -> int:
+    """Return the number of rollouts of a batch, trained or left out of its minibatches."""
+    return report.rollouts_trained + (report.dropped_rollouts or 0)
 
 
 def _learner(
@@ -128,18 +145,19 @@ def _learner(
     """Fit the rates of the learner, and its paces."""
     measured = batches[WARM_UP:]
     seconds = np.array([batch.times.step_seconds for batch in measured])
-    tokens = np.array([float(batch.report.tokens_trained) for batch in measured])
+    tokens = np.array([_sampled_tokens(batch.report) for batch in measured])
     factors = np.stack([np.ones_like(tokens), tokens], axis=1)
     fitted = least_squares(factors, seconds)
     expected = factors @ fitted
     batch_seconds, token_seconds = fitted.tolist()
-    taken = np.unique([g.taken_at for g in groups if g.taken_at not in (None, g.accepted_at)])
-    begun = np.array([batch.times.wait_finished_at for batch in measured])
-    index = np.searchsorted(taken, begun) - 1
-    fetches = (begun - taken[np.maximum(index, 0)])[index >= 0]
+    taken = [g.taken_at for g in groups if g.taken_at and g.taken_at != g.accepted_at]
+    fetches = [
+        max(0.0, begun - min(taken, key=lambda time: abs(begun - time)))
+        for begun in (batch.times.wait_finished_at for batch in measured if taken)
+    ]  # of the nearest one, as clocks of two processes may differ
     pauses = [
         after.times.wait_started_at - batch.times.step_finished_at
-        for batch, after in pairwise(batches)
+        for batch, after in pairwise(batches[WARM_UP - 1 :])
     ]
     rates = LearnerRates(
         batch_seconds=batch_seconds,
@@ -148,6 +166,12 @@ def _learner(
         publish_seconds=_mean(pauses),
     )
     return rates, seconds / np.maximum(expected, 1e-9)
+
+
+def _sampled_tokens(report: BatchReport) -> float:
+    """Return the sampled tokens of a batch, trained or not, which a simulated step takes too."""
+    mean = report.response_length_mean
+    return float(report.tokens_trained) if mean is None else mean * rollouts_of(report)
 
 
 def _tied_share(reports: Sequence[BatchReport], groups: Sequence[GroupTimes]) -> float:

@@ -1,4 +1,4 @@
-"""Caveats of a plan by the rates of a run, and the refusal of a run of another model."""
+"""Caveats of a plan by the rates of a run and by its network; refuses a run of another model."""
 
 from collections.abc import Sequence
 from operator import attrgetter
@@ -22,10 +22,16 @@ SIZES = {
 }
 """Sizes by which models are compared: names in `config.json`, and in [model.tiny]."""
 TAKEN_OVER = {
-    "engines are taken to be as fast as": ("actors.tensor_parallel_size", "actors.dtype"),
+    "engines are taken to be as fast as": (
+        *("actors.engine", "actors.tensor_parallel_size", "actors.dtype"),
+    ),
     "rollouts are taken to be as long as": ("actors.temperature", "prompts.source"),
     "groups are taken to be tied as often as": ("prompts.group_size",),
-    "the learner is taken to be as fast as": ("learner.zero_stage", "learner.dtype"),
+    "the learner is taken to be as fast as": (
+        *("learner.zero_stage", "learner.dtype", "learner.epochs", "learner.minibatches"),
+        *("learner.critic", "learner.activation_checkpointing", "learner.microbatch_tokens"),
+    ),
+    "updates are taken to be as fast as": ("weight_sync.transport", "weight_sync.codec"),
     "updates and the learner are taken to be as fast as": ("learner.lora",),
 }
 """Keys of a recipe by what a plan takes over from the run where they differ."""
@@ -91,9 +97,9 @@ def differences(config: RunConfig, recorded: RunConfig) -> list[str]:
 
 
 def slow_updates(
-    config: RunConfig, version: float, receivers: int, samples_per_second: float
+    config: RunConfig, size: float, receivers: int, samples_per_second: float
 ) -> list[str]:
-    """Return a note if a version of so many bytes is sent for longer than a batch is trained.
+    """Return a note if a version of `size` bytes is sent for longer than a batch is trained.
 
     It is sent once by `nccl`, and else to each of the nodes that receive it. Deltas, whose size is
     not known before, are taken as sent in time.
@@ -103,12 +109,12 @@ def slow_updates(
         return []
     times = 1 if sync.transport == "nccl" else receivers
     step = config.prompts.groups_per_batch * config.prompts.group_size / samples_per_second
-    seconds = 8 * version * times / (gbit * 1e9)
+    seconds = 8 * size * times / (gbit * 1e9)
     if seconds <= step:
         return []
     once = f' (weight_sync.transport = "nccl" sends it once: {seconds / times:.1f} s)'
     return [
-        f"weight_sync.transport = {sync.transport!r} sends {version / 1e9:.1f} GB to "
+        f"weight_sync.transport = {sync.transport!r} sends {size / 1e9:.1f} GB to "
         f"{receivers} node(s) in {seconds:.1f} s at deploy.node.network_gbit = {gbit:g}, and a "
         f"batch is trained in {step:.1f} s: engines miss versions and their lag grows"
         f"{once if times > 1 and config.actors.gpus else ''}"

@@ -2,12 +2,11 @@
 
 A rollout of L tokens on an engine that ran n at a time, while s of them began or ended, took
 
-    seconds = (1 + c·learning) · (a·L + b·L·mean(nᵖ) + f·s/2)        (pauses for weights left out)
+    seconds alone + seconds beside a learner that computes / (1 + c) = a·L + b·L·mean(nᵖ) + f·s/2
 
-where `learning` is the share of its seconds in which the learner computed. A second then counts
-as 1/(1 + c), so for each c and p the others are a least-squares fit over all rollouts, none below
-0. The mean of nᵖ is over tokens, whose times follow from a and b: both are estimated in turn. c and
-p are those of a grid that leave the least error, in turn as well.
+without pauses for weights. For each c and p the others are a least-squares fit over all rollouts,
+none below 0. The mean of nᵖ is over tokens, whose times follow from a and b: both are estimated in
+turn. c and p are those of a grid that leave the least error, in turn as well.
 
 The learner waits just when rollouts are slow, so they look slower beside one that waits: c is
 rather too small than too large.
@@ -39,7 +38,10 @@ Array = NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True)
 class Timeline:
-    """One engine's times, [t], with what holds from each on; and its observed rollouts, [r]."""
+    """One engine's times, [t], with what holds from each on; and its observed rollouts, [r].
+
+    Times are seconds since the epoch.
+    """
 
     times: Array
     running: Array
@@ -51,8 +53,8 @@ class Timeline:
     began: Array
     ended: Array
     tokens: Array
-    others: Array
-    """Beginnings and ends of rollouts meanwhile."""
+    edges: Array
+    """Beginnings and ends of rollouts of the engine meanwhile, its own too."""
 
     @classmethod
     def of(cls, rollouts: Array, pauses: Array, steps: Array, ends: Array) -> "Timeline":
@@ -69,9 +71,9 @@ class Timeline:
         running, paused, learning = (np.cumsum(changes * (kinds == kind)) for kind in range(3))
         began, ended, tokens = rollouts[(rollouts[:, 0] > ends[0]) & (rollouts[:, 0] <= ends[-1])].T
         edges = np.sort(rollouts[:, :2].ravel())
-        others = (np.searchsorted(edges, ended) - np.searchsorted(edges, began)).astype(float)
+        meanwhile = (np.searchsorted(edges, ended) - np.searchsorted(edges, began)).astype(float)
         working = 1.0 - np.minimum(paused, 1.0)
-        return cls(times[order], running, working, learning, began, ended, tokens, others)
+        return cls(times[order], running, working, learning, began, ended, tokens, meanwhile)
 
     def passed(self, values: Array) -> Array:
         """Integrate what holds from each time on, [t], over each observed rollout, [r]."""
@@ -91,9 +93,9 @@ class Fit:
     rates: Array
     """a, b and f."""
     seconds: Array
-    """Of every observed rollout as if the learner never computed, without pauses, [r]."""
+    """What every observed rollout would have taken alone, without pauses, [r]."""
     expected: Array
-    """The same by the rates, [r]."""
+    """What it would have taken by the rates, [r]."""
     error: float
     """Sum of squares of the differences, in seconds of the clock."""
 
@@ -117,22 +119,8 @@ def fit_engines(
         raise InputError(
             "no rollout began between the first batches and the last lease: the run was too short"
         )
-    best = _fitted(timelines, 0.0, 1.0, np.array([1.0, 0.0, 0.0]))
-    tried = [
-        *((slowdown, None) for slowdown in SLOWDOWNS),
-        *((None, exponent) for exponent in EXPONENTS),
-        *((slowdown, None) for slowdown in SLOWDOWNS),
-    ]
-    for slowdown, exponent in tried:
-        pair = best.slowdown if slowdown is None else slowdown, exponent or best.exponent
-        best = min(best, _fitted(timelines, *pair, best.rates), key=lambda fit: fit.error)
-    middles = np.concatenate([(line.began + line.ended) / 2 for line in timelines])
     clock = np.concatenate([line.passed(line.working) for line in timelines])
-    batch = np.searchsorted(ends[1:-1], middles)
-    took, fits = (
-        np.bincount(batch, it, minlength=len(ends) - 1) for it in (best.seconds, best.expected)
-    )
-    paces = np.divide(took, fits, out=np.ones_like(fits), where=fits > 0)
+    best = _best(timelines, clock)
     puts = [group.accepted_at - max(end for _, end in group.rollouts) for group in groups]
     step, rollout, turnover = best.rates.tolist()
     rates = EngineRates(
@@ -144,7 +132,7 @@ def fit_engines(
         put_seconds=max(0.0, float(np.median(puts))),
     )
     variance = float(np.var(clock)) * len(clock)
-    return rates, 1 - best.error / variance if variance else 1.0, paces
+    return rates, 1 - best.error / variance if variance else 1.0, _paces(timelines, best, ends)
 
 
 def fit_pauses(groups: Sequence[GroupTimes], updates: Sequence[WeightUpdateReport]) -> UpdateRates:
@@ -199,7 +187,34 @@ def _pauses(updates: Sequence[WeightUpdateReport], engine: str) -> Array:
     return np.array(pauses, dtype=float).reshape(-1, 2)
 
 
-def _fitted(timelines: Sequence[Timeline], slowdown: float, exponent: float, rates: Array) -> Fit:
+def _best(timelines: Sequence[Timeline], clock: Array) -> Fit:
+    """Fit slowdown and exponent, each in turn; `clock`, [r], has the seconds of every rollout."""
+    best = _fitted(timelines, clock, 0.0, 1.0, np.array([1.0, 0.0, 0.0]))
+    tried = [
+        *((slowdown, None) for slowdown in SLOWDOWNS),
+        *((None, exponent) for exponent in EXPONENTS),
+        *((slowdown, None) for slowdown in SLOWDOWNS),
+    ]
+    for slowdown, exponent in tried:
+        pair = best.slowdown if slowdown is None else slowdown, exponent or best.exponent
+        best = min(best, _fitted(timelines, clock, *pair, best.rates), key=lambda fit: fit.error)
+    return best
+
+
+def _paces(timelines: Sequence[Timeline], fit: Fit, ends: Array) -> Array:
+    """Return for each batch what its rollouts took, in units of what they were expected to."""
+    middles = np.concatenate([(line.began + line.ended) / 2 for line in timelines])
+    batch = np.searchsorted(ends[1:-1], middles)
+    took, expected = (
+        np.bincount(batch, seconds, minlength=len(ends) - 1)
+        for seconds in (fit.seconds, fit.expected)
+    )
+    return np.divide(took, expected, out=np.ones_like(expected), where=expected > 0)
+
+
+def _fitted(
+    timelines: Sequence[Timeline], clock: Array, slowdown: float, exponent: float, rates: Array
+) -> Fit:
     """Fit a, b and f with a slowdown and an exponent, from rates nearby."""
     for _ in range(ROUNDS):
         parts = [_observations(line, slowdown, exponent, rates) for line in timelines]
@@ -208,7 +223,6 @@ def _fitted(timelines: Sequence[Timeline], slowdown: float, exponent: float, rat
         if not rates[:2].any():  # rollouts of one length: turnover alone may explain them
             rates = np.append(least_squares(factors[:, :2], seconds), 0.0)
     expected = factors @ rates
-    clock = np.concatenate([line.passed(line.working) for line in timelines])
     slow = clock / np.maximum(seconds, LEAST)
     error = float(np.sum(((seconds - expected) * slow) ** 2))
     return Fit(slowdown, exponent, rates, seconds, expected, error)
@@ -222,5 +236,5 @@ def _observations(
     load = np.maximum(line.running, 1.0) ** exponent
     speed = counting / np.maximum(rates[0] + rates[1] * load, LEAST)
     mean_load = line.passed(load * speed) / np.maximum(line.passed(speed), LEAST)
-    factors = np.stack([line.tokens, line.tokens * mean_load, line.others / 2], axis=1)
+    factors = np.stack([line.tokens, line.tokens * mean_load, line.edges / 2], axis=1)
     return factors, line.passed(counting)

@@ -5,7 +5,7 @@ from dataclasses import replace
 from typing import Any
 
 from deploy.config.run_config import RunConfig
-from deploy.planner.calibration import leased_batches, read_rates
+from deploy.planner.calibration import leased_batches, read_rates, rollouts_of
 from deploy.planner.caveats import caveats
 from deploy.planner.simulator import lag_figures
 from deploy.planner.throughput import (
@@ -50,7 +50,7 @@ def look_back(directory: RunDirectory, config: RunConfig) -> dict[str, Any]:
     seconds = later[-1].times.step_finished_at - at
     happened = {
         "seconds": trained[-1].times.step_finished_at - begun,
-        "samples_per_second": sum(batch.report.rollouts_trained for batch in later) / seconds,
+        "samples_per_second": sum(rollouts_of(batch.report) for batch in later) / seconds,
         "learner_idle": sum(batch.times.wait_seconds for batch in later) / seconds,
         **lag_figures(lags),
     }

@@ -18,7 +18,7 @@ Pace = tuple[float, float]
 LEAST_PACE = 0.01
 """Smaller paces count as this one, as they have to have a logarithm."""
 MOST_MEMORY, FORGOTTEN = 0.95, 50
-"""Largest memory of paces, and the number of batches after which nothing is left of one."""
+"""Largest memory of paces, and the number of batches after which little is left of one."""
 
 
 class _Seconds:
@@ -62,7 +62,7 @@ class EngineRates(_Seconds):
         if slots == 1:
             return cls(step_seconds=1 / one)
         rollout = max(0.0, (slots / full - 1 / one) / (slots - 1))
-        return cls(step_seconds=1 / one - rollout, rollout_step_seconds=rollout)
+        return cls(step_seconds=max(0.0, 1 / one - rollout), rollout_step_seconds=rollout)
 
     def token_seconds(self, running: int) -> float:
         """Return the seconds until each of `running` rollouts has one more token."""

@@ -85,7 +85,7 @@ class SimulatedEngine:
     rates: EngineRates
     free_slots: int
     pace: float = 1.0
-    """Seconds of its work over those of its rates."""
+    """It takes so many times as long as its rates say."""
     version: int = 0
     now: float = 0.0
     token: float = 0.0
@@ -168,7 +168,8 @@ class Simulation:
         self._times: dict[str, float] = {}
         """When the wait for the batch began and ended, and its step ended."""
         self._swapping = 0
-        self._permits: deque[SimulatedEngine] = deque()
+        self._permits: deque[tuple[SimulatedEngine, int]] = deque()
+        """Engines that wait for others to swap, with the versions that they have staged."""
         self._lags: Counter[int] = Counter()
         self._ends: list[float] = []
         self._waits: list[float] = []
@@ -179,6 +180,7 @@ class Simulation:
         """Simulate until the last batch is trained."""
         for engine in self._engines:
             self._broker.serving(engine.name, 0)
+        self._pace_engines(self._pace()[1])
         self._feed()
         self._lease(self._engines)
         while len(self._ends) < self._setting.last:
@@ -242,7 +244,7 @@ class Simulation:
     def _staged(self, engine: SimulatedEngine, version: int) -> None:
         """Swap the weights of an engine, or queue it for a permit."""
         if self._swapping == self._setting.swaps_at_once:
-            self._permits.append(engine)
+            self._permits.append((engine, version))
             return
         self._swapping += 1
         engine.advance(self._now)
@@ -262,8 +264,12 @@ class Simulation:
         self._broker.serving(engine.name, version)
         if version < self._broker.version:
             self._stage(engine)
-        if self._permits:
-            self._staged(self._permits.popleft(), self._broker.version)
+        while self._permits and self._swapping < self._setting.swaps_at_once:
+            waiting, staged = self._permits.popleft()
+            if staged < self._broker.version:
+                self._stage(waiting)
+            else:
+                self._staged(waiting, staged)
         self._lease([engine])
 
     def _train(self, tokens: int) -> None:
@@ -288,9 +294,8 @@ class Simulation:
 
     def _trained(self) -> None:
         """End a step of the learner."""
-        if self._rates.engine.slowdown:
-            self._pace_engines(self._pace()[1])
         self._ends.append(self._now)
+        self._pace_engines(self._pace()[1])
         self._times["step_finished_at"] = self._now
         if len(self._ends) in (self._setting.warm_up, self._setting.last):
             for engine in self._engines:

@@ -83,7 +83,7 @@ def rows(count):
 
 def measure(rows, swaps=(), groups=None):
     batches = [TrainedBatch.from_dict(row) for row in rows]
-    return rates_of(batches, swaps, made() if groups is None else groups)
+    return rates_of(batches, batches, swaps, made() if groups is None else groups)
 
 
 def swap(version, published, *, pause=0.05, **more):
@@ -137,20 +137,52 @@ def test_a_pause_is_longer_the_more_rollouts_run():
     assert fit_pauses(groups, []) == UpdateRates()
 
 
-def test_a_learner_s_rates_are_found_again():
-    learner = asdict(measure(rows(30)).rates.learner)
-    true = {"batch_seconds": 0.1, "token_seconds": 0.001, "publish_seconds": 0.01}
-    assert {name: learner[name] for name in true} == pytest.approx(true)
-    assert [own for own, _ in measure(rows(30)).rates.paces] == pytest.approx([1.0] * 25)
+@pytest.mark.parametrize(("ahead", "take"), [(0.0, 0.02), (0.015, 0.005), (0.03, 0.0)])
+def test_a_learner_s_rates_are_found_again_though_its_first_batches_are_slow_and_clocks_differ(
+    ahead, take
+):
+    """`ahead` is the clock of the broker, which says when a batch was taken."""
+    batches = rows(30)
+    late = [{**row, "wait_started_at": row["wait_started_at"] + 9} for row in batches[1:3]]
+    taken = [row["wait_finished_at"] - 0.02 + ahead for row in batches]
+    groups = [replace(group, taken_at=taken[n % 30]) for n, group in enumerate(made())]
+    measured = measure([batches[0], *late, *batches[3:]], groups=groups).rates
+    assert asdict(measured.learner) == pytest.approx(
+        {
+            "batch_seconds": 0.1,
+            "token_seconds": 0.001,
+            "take_seconds": take,
+            "publish_seconds": 0.01,
+        }
+    )
+    assert [own for own, _ in measured.paces] == pytest.approx([1.0] * 25)
+
+
+def test_rollouts_that_a_batch_leaves_out_count_as_those_that_it_trains():
+    """A simulated batch has all that were sampled."""
+    halved = [
+        {
+            **row, "rollouts_trained": 4, "dropped_rollouts": 4,
+            "tokens_trained": row["tokens_trained"] // 2,
+            "response_length_mean": row["tokens_trained"] / 8,
+        }
+        for row in rows(30)
+    ]  # fmt: skip
+    whole, left = measure(rows(30)), measure(halved)
+    assert asdict(left.rates.learner) == pytest.approx(asdict(whole.rates.learner))
+    assert left.samples_per_second == pytest.approx(whole.samples_per_second)
 
 
 def test_paces_say_when_either_side_was_slow():
     batches = rows(40)
     for row in batches[20:]:
         row["step_finished_at"] += 0.3 * (row["step_finished_at"] - row["step_started_at"])
-    learner = [pace for pace, _ in measure(batches).rates.paces]
+    slow = batches[25]["step_finished_at"], batches[30]["step_finished_at"]
+    groups = made(1200, engine=replace(TRUE, slowdown=1.0), steps=[slow])
+    learner, engines = zip(*measure(batches, groups=groups).rates.paces, strict=True)
     assert len(learner) == 35
     assert learner[30] / learner[5] == pytest.approx(1.3, rel=0.01)
+    assert [pace > 1.5 for pace in engines[19:28]] == [False, False, *[True] * 5, False, False]
 
 
 def test_updates_that_failed_seeded_an_engine_or_are_of_other_batches_are_left_out():
@@ -198,6 +230,15 @@ def test_a_run_that_leased_everything_early_is_refused(tmp_path):
     train_early(run, steps=13, staleness=3)
     message = f"trained 13 batches .* 9 of them before its last group .* at least {LEAST_BATCHES} "
     with pytest.raises(InputError, match=message):
+        read_rates(run)
+
+
+def test_a_run_whose_rollouts_are_removed_is_refused(tmp_path):
+    run = RunDirectory(tmp_path)
+    train_early(run, steps=16, staleness=0)
+    for segment in tmp_path.rglob("*.segment"):
+        segment.unlink()
+    with pytest.raises(InputError, match=r"of batches 0 to 14, which queues\.keep_rollouts ="):
         read_rates(run)
 
 

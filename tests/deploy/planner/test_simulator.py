@@ -8,6 +8,7 @@ import pytest
 
 from deploy.planner.rates import EngineRates, LearnerRates, Rates, UpdateRates, lognormal_lengths
 from deploy.planner.simulator import Setting, SimulatedEngine, simulate
+from deploy.report.summary import WARM_UP
 from headway.errors import InputError
 from queues.config import QueuesConfig, RunSpec
 
@@ -60,6 +61,16 @@ def test_an_engine_is_slower_while_the_learner_computes_and_stands_longer_with_m
     assert speed == pytest.approx(1 / 1.25, rel=1e-2), "half a second for a quarter of its work"
     paused = rates(train=0.5, update=UpdateRates(pause_seconds=0.1, pause_rollout_seconds=0.2))
     assert simulate(setting(1), paused).samples_per_second == pytest.approx(1 / 1.3, rel=1e-2)
+
+
+def test_paces_are_those_of_the_batch_whose_rollouts_are_generated():
+    paces = [(1.0, 1.0)] * STEPS
+    even = simulate(setting(0), rates(paces=paces)).samples_per_second
+    for batch, seconds in ((WARM_UP - 1, 0.0), (WARM_UP, 2.0)):
+        slow = [*paces[:batch], (1.0, 3.0), *paces[batch + 1 :]]
+        speed = simulate(setting(0), rates(paces=slow)).samples_per_second
+        measured = STEPS - WARM_UP
+        assert measured / speed == pytest.approx(measured / even + seconds)
 
 
 def test_every_second_of_the_cycle_is_on_the_way_of_a_synchronous_batch():
