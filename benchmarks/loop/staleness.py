@@ -31,7 +31,7 @@ from benchmarks.harness.comparison import (
     measure_scored,
     scored_plan,
 )
-from benchmarks.harness.record import Record, code_checksum
+from benchmarks.harness.record import PREDICTING, Record, code_checksum
 from benchmarks.harness.study import Study, name_of, number, several
 from benchmarks.harness.training_runs import Arm, vary
 from benchmarks.loop import staleness_page
@@ -239,18 +239,24 @@ def read_arm(arm: Arm) -> Record:
 
 
 def predict_seeds(plan: Comparison[StalenessOptions], figures: Sequence[Record]) -> None:
-    """Add predictions to the figures of bounds, by the rates of the reference run of their seed."""
+    """Add predictions to the figures of bounds, by the rates of the reference run of their seed.
+
+    Those that other code predicted are predicted again, while the reference run is there.
+    """
+    predictor = code_checksum(PREDICTING)
     runs = {(run["kind"], run["name"], run["seed"]): run for run in figures}
     own = own_correction(plan.base)
     name = reference(plan.options, own)
     for arms in plan.arms:
-        bounds = [arm for arm in arms if arm.kind == own and arm.key in runs]
-        unpredicted = [a for a in bounds if a.name != AUTO and "simulated" not in runs[a.key]]
-        for source in [arm for arm in bounds if arm.name == name and unpredicted]:
+        bounds = [arm for arm in arms if arm.kind == own and arm.key in runs and arm.name != AUTO]
+        old = [arm for arm in bounds if runs[arm.key].get("predicted_by") != predictor]
+        sources = [arm for arm in bounds if arm.name == name and arm.directory.path.exists()]
+        for source in sources if old else ():
             try:
                 rates = read_rates(source.directory, first=plan.base.steps).rates
-                for arm in unpredicted:
-                    runs[arm.key] |= predict(arm, rates, WARM_UP + runs[arm.key]["batches"])
+                for arm in old:
+                    predicted = predict(arm, rates, WARM_UP + runs[arm.key]["batches"])
+                    runs[arm.key] |= {**predicted, "predicted_by": predictor}
             except HeadwayError as error:
                 print(f"nothing is predicted for seed {source.seed}: {error}", flush=True)
 
@@ -278,5 +284,6 @@ STUDY = Study(
     measure=measure,
     conclude=conclude,
     table=staleness_page.table,
+    brief=staleness_page.brief,
     figures=staleness_page.write,
 )

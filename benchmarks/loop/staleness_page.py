@@ -60,6 +60,14 @@ CORRECTION: Columns = {
     "KL": ("kl", ".1e"),
     "cut": ("cut", ".2%"),
 }
+BRIEF: Columns = {
+    "η": ("bound", ""),
+    "samples/s": SPEED["samples/s"],
+    "mean lag": ("lag_mean", ".2f"),
+    "ESS": ("ess", ".3f"),
+    "limit": ("limit", ""),
+    **{title: LEARNING[title] for title in ("score", "seeds at target", "seconds to target")},
+}
 TERMINAL: Columns = {
     "η": ("bound", ""),
     **CORRECTION,
@@ -187,6 +195,11 @@ def table(record: Record) -> str:
     record = record | conclude(record)  # of a stored one, estimates are lists
     text = text_table([*TERMINAL], rows(record["cells"], TERMINAL))
     return "\n".join([text, *record["sentences"], *record["doubts"], *left_out(record)])
+
+
+def brief(record: Record) -> str:
+    """Return the main figures of the bounds as Markdown."""
+    return markdown_table([*BRIEF], rows(of_bounds(record | conclude(record)), BRIEF))
 
 
 def write(record: Record, folder: Path) -> None:

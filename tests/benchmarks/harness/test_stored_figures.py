@@ -17,7 +17,6 @@ TAKEN = {
     "commands": ["headway run demo"],
     "time": "2026-11-28T10:00:00+00:00",
     "commit": "0123456789ab",
-    "seconds": 150.0,
     "machine": {"cores": 2, "cpu": "A processor", "load_average": [0.25, 1, 1]},
 }
 SUMMARY = {
@@ -54,11 +53,14 @@ def test_a_figure_is_of_other_code_when_a_file_of_its_folder_has_changed(tmp_pat
     (tmp_path / "example").mkdir()
     figure = Figure(minutes=1, bench="x", folder="example")
     codes = []
-    for name, text in (("a.toml", "1"), ("a.toml", "2"), ("b.py", ""), ("README.md", "")):
+    for name, text in (
+        *(("a.toml", "1"), ("a.toml", "2"), ("b.py", "x = 1"), ("README.md", "")),
+        ("b.py", '"""Of one."""\nx = 1  # one'),
+    ):
         (tmp_path / "example" / name).write_text(text)
         codes.append(figure.code())
     assert len(set(codes)) == 3
-    assert codes[2] == codes[3], "a page trains nothing"
+    assert codes[2] == codes[3] == codes[4], "pages, comments and docstrings train nothing"
 
 
 def test_what_predicts_a_run_does_not_make_it_another_one(tmp_path, monkeypatch):
@@ -66,12 +68,13 @@ def test_what_predicts_a_run_does_not_make_it_another_one(tmp_path, monkeypatch)
     for module, name in product((record, figures), ("ROOT", "PREDICTING")):
         folder = tmp_path / "deploy" / "planner" if name == "PREDICTING" else tmp_path
         monkeypatch.setattr(module, name, folder)
-    figure, codes = Figure(minutes=1, bench="x"), []
+    both = [Figure(minutes=1, bench="x", predicts=predicts) for predicts in (False, True)]
+    codes = []
     for file in ("planner/a.py", "run.py"):
         (tmp_path / "deploy" / file).write_text("1")
-        codes.append((figure.code(), figure.code(figures.PREDICTING)))
+        codes.append([figure.code() for figure in both])
         (tmp_path / "deploy" / file).write_text("2")
-        codes.append((figure.code(), figure.code(figures.PREDICTING)))
+        codes.append([figure.code() for figure in both])
     trains, predicts = zip(*codes, strict=True)
     assert trains[0] == trains[1]
     assert len({trains[1], trains[2], trains[3]}) == 3
@@ -103,8 +106,8 @@ def test_a_block_has_the_commands_the_circumstances_and_a_row_for_each_run():
     assert text.splitlines() == [
         "    headway run demo",
         "",
-        "Taken on 2026-11-28 at commit 01234567 in 2 minutes, on 2 cores (A processor) that had "
-        "a load of 0.2 at the start.",
+        "Taken on 2026-11-28 at commit 01234567, on 2 cores (A processor) that had a load of 0.2 "
+        "at the start.",
         "",
         "| run | greedy | sampled | batches | seconds | to the first batch | samples/s | lag (η) |",
         "| --- | --- | --- | --- | --- | --- | --- | --- |",
@@ -113,9 +116,12 @@ def test_a_block_has_the_commands_the_circumstances_and_a_row_for_each_run():
 
 
 def test_a_record_is_shown_with_the_aims_that_it_missed():
-    study = SimpleNamespace(table=lambda record: f"x\n{record['x']}\n", misses=lambda record: ["x"])
-    shown = record_block(study, {"x": 1})
-    assert shown == "```text\nx\n1\n```\n\n- aim missed: x"
+    study = SimpleNamespace(
+        brief=None, table=lambda record: f"x\n{record['x']}\n", misses=lambda record: ["x"]
+    )
+    assert record_block(study, {"x": 1}) == "```text\nx\n1\n```\n\n- aim missed: x"
+    study.brief, study.misses = (lambda record: f"| {record['x']} |"), lambda record: ()
+    assert record_block(study, {"x": 1}) == "| 1 |"
 
 
 def test_only_blocks_of_a_page_are_written(tmp_path, monkeypatch):

@@ -6,6 +6,7 @@ import shutil
 import signal
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -14,6 +15,7 @@ from benchmarks.harness.checkpoint_scores import RECIPE as SCORED_RECIPE
 from benchmarks.harness.comparison import measure_scored, scored_figures
 from benchmarks.harness.record import code_checksum
 from benchmarks.harness.training_runs import Arm
+from benchmarks.loop import staleness
 from benchmarks.loop.first_picture import fitted_steps
 from benchmarks.loop.staleness import (
     CELLS,
@@ -21,6 +23,7 @@ from benchmarks.loop.staleness import (
     measure,
     own_correction,
     plan,
+    predict_seeds,
     read_arm,
     reference,
 )
@@ -218,6 +221,28 @@ def test_a_finished_run_of_other_code_is_refused(tmp_path):
     arm.file(".environment.json").write_text(json.dumps({"code": "older"}))
     with pytest.raises(InputError, match="figures of other code"):
         planned(tmp_path, corrections=[], steps=40)
+
+
+def test_runs_that_other_code_predicted_are_predicted_again_while_the_reference_is_there(
+    tmp_path, monkeypatch
+):
+    study, predictors, predicted = planned(tmp_path, bounds=("0", "2", "auto")), ["new"], []
+    runs = [stored_run(bound) | {"predicted_by": "new"} for bound in ("0", "2", "auto")]
+    monkeypatch.setattr(staleness, "code_checksum", lambda *further: predictors[-1])
+    monkeypatch.setattr(staleness, "read_rates", lambda *run, **options: SimpleNamespace(rates=1))
+    monkeypatch.setattr(
+        staleness, "predict", lambda arm, *how: predicted.append(arm.name) or {"simulated": 1.0}
+    )
+    predict_seeds(study, runs)
+    predictors.append("newer")
+    predict_seeds(study, runs)
+    assert predicted == [], "the reference run is not there"
+    [reference] = [arm for arm in study.arms[0] if arm.name == "2"]
+    reference.directory.path.mkdir(parents=True)
+    predict_seeds(study, runs)
+    predict_seeds(study, runs)
+    assert predicted == ["0", "2"]
+    assert [run["predicted_by"] for run in runs] == ["newer", "newer", "new"]
 
 
 def test_runs_that_cannot_be_read_are_named_and_do_not_end_the_study(tmp_path, capsys):

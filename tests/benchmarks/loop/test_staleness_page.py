@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.loop.staleness_conclusions import conclude
-from benchmarks.loop.staleness_page import page, table, write
+from benchmarks.loop.staleness_page import brief, page, table, write
 from tests.benchmarks.loop.study_record import record
 
 GOLDEN = Path(__file__).parent / "staleness_page.txt"
@@ -44,6 +44,16 @@ def test_the_terminal_shows_figures_conclusions_doubts_and_failures_of_a_stored_
     ]  # fmt: skip
     assert "left out: seed 2, η = 8 tis: it ended with exit code 1" in lines
     assert "held-out score, η = 0 cispo, seed 0: 0.686 (1990 of 2000, 10 failed)" in lines
+
+
+def test_other_pages_show_a_row_for_each_bound_of_a_stored_record(study):
+    stored = json.loads(json.dumps(study | conclude(study)))
+    lines = brief(stored).splitlines()
+    assert lines[3] == (
+        "| 2 | 95.3 [93.5, 97.1] | 1.25 | 0.980 | admission | 0.683 [0.680, 0.686] | 3 of 3 | "
+        "87 [83, 90] |"
+    )
+    assert [line.split()[1] for line in lines] == ["η", "---", "0", "2", "8", "inf"]
 
 
 def test_page_and_pictures_stand_beside_the_record(study, tmp_path):
