@@ -8,7 +8,7 @@ from benchmarks.harness.record import Record
 from benchmarks.harness.study import markdown_table, text_table
 from benchmarks.harness.training_runs import conditions
 from benchmarks.loop.seed_intervals import LEAST_SEEDS, Estimate
-from benchmarks.loop.staleness_cells import Cell, at_stale, eta, of_bounds
+from benchmarks.loop.staleness_cells import UNBOUNDED, Cell, at_stale, eta, of_bounds
 from benchmarks.loop.staleness_conclusions import conclude
 from benchmarks.loop.staleness_pictures import draw, pictures
 from deploy.report.staleness_window import BUSY
@@ -114,7 +114,7 @@ def shown(cell: Cell, name: str, form: str) -> str:
     """Return a figure of a cell, with the seeds that have it where others have not."""
     value = cell[name]
     if value is None or isinstance(value, str):
-        return value or "–"
+        return "none" if value == UNBOUNDED else value or "–"
     if not isinstance(value, Estimate):
         return f"{value:{form}}"
     text = value.text(form[1:]) if form.startswith("±") else f"{value.mean:{form}}"
@@ -199,7 +199,13 @@ def table(record: Record) -> str:
 
 def brief(record: Record) -> str:
     """Return the main figures of the bounds as Markdown."""
-    return markdown_table([*BRIEF], rows(of_bounds(record | conclude(record)), BRIEF))
+    record = record | conclude(record)
+    target = record["target_score"]
+    aim = "" if target is None else f"; the target is a score of {target:.3f}"
+    return (
+        f"{markdown_table([*BRIEF], rows(of_bounds(record), BRIEF))}\n\n"
+        f"Scores are held-out ones after {record['steps']} batches{aim}."
+    )
 
 
 def write(record: Record, folder: Path) -> None:

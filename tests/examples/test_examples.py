@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.harness.figures import BLOCK
 from deploy.config.loader import load_recipe
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -29,10 +30,13 @@ slow = [pytest.mark.slow, pytest.mark.ray, pytest.mark.vllm, pytest.mark.timeout
 
 
 def play(name, folder, most=None):
-    """Type the first `most` commands of an example's README in a copy of it; return that folder."""
+    """Type the first `most` commands of an example's README in a copy of it; return that folder.
+
+    Those of blocks of figures are left out.
+    """
     here = folder / name
     shutil.copytree(EXAMPLES / name, here, ignore=shutil.ignore_patterns("runs", "model", "study"))
-    readme = (here / "README.md").read_text()
+    readme = BLOCK.sub("", (here / "README.md").read_text())
     commands = re.findall(r"^    ((?:headway|python) .*?)(?: +#.*)?$", readme, re.MULTILINE)
     for command in commands[:most]:
         result = subprocess.run(
@@ -60,17 +64,7 @@ def test_an_example_has_a_recipe_scores_and_a_picture(folder, monkeypatch):
     readme = (folder / "README.md").read_text()
     assert f"{recipe.name}" in readme
     assert "before" in readme
-    assert re.search(r"!\[[^\]]+\]\([\w./]*(?:curve|staleness)\.svg\)", readme)
-
-
-@pytest.mark.parametrize(
-    "file", sorted(EXAMPLES.glob("*/summary.json")), ids=lambda f: f.parent.name
-)
-def test_the_scores_of_a_readme_are_those_of_the_stored_run(file):
-    summary, readme = json.loads(file.read_text()), (file.parent / "README.md").read_text()
-    for row, key in (("greedy", "heldout"), ("sampled", "heldout_sampled")):
-        first, *_, last = (score["score"] for score in summary[key])
-        assert f"| {row} | {first:.3f} | {last:.3f} |" in readme
+    assert re.search(r"!\[[^\]]+\]\([\w./]*\.svg\)", readme)
 
 
 @pytest.mark.parametrize(
