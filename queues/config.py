@@ -21,7 +21,7 @@ DEFAULT_CEILING = 8
 """η with max_staleness = "auto"."""
 DEFAULT_FLOOR = 0.9
 """Least ESS with "auto". In the study of staleness CISPO's runs have 0.90 at η = 8, and 0.78 at 16,
-where their score falls (benchmarks/results/staleness.md)."""
+where some of their scores fall (benchmarks/results/staleness.md)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,12 +12,15 @@ COLUMNS = (
 """Of a table of runs; the lag is the largest."""
 
 
-def made(taken: Mapping[str, Any]) -> str:
+def made(taken: Mapping[str, Any], folder: str = ".", seeds: int = 1) -> str:
     """Return by which commands, when, of which code and where a figure was taken."""
-    facts = taken["machine"]
-    lines = "\n".join(f"    {command}" for command in taken["commands"])
+    facts, changed = taken["machine"], taken["uncommitted_changes"]
+    commands = [*([] if folder == "." else [f"cd {folder}"]), *taken["commands"]]
+    lines = "\n".join(f"    {command}" for command in commands)
     return (
-        f"{lines}\n\nTaken on {taken['time'][:10]} at commit {taken['commit'][:8]}, on "
+        f"{lines}\n\nTaken on {taken['time'][:10]}"
+        f"{f' with SEED from 0 to {seeds - 1}' if seeds > 1 else ''} at commit "
+        f"{taken['commit'][:8]}{' with uncommitted changes' if changed else ''}, on "
         f"{facts['cores']} cores ({facts['cpu']}) that had a load of "
         f"{facts['load_average'][0]:.1f} at the start."
     )

@@ -1,13 +1,13 @@
 """Takes every stored figure again, and writes the pages that show them.
 
     make figures                      # hours, on a quiet machine; an interrupted one goes on
-    make figures ONLY=chaos,agents    # some of them
+    make figures ONLY=chaos,agents    # of these alone
     make pages                        # the pages alone, from what is stored
 
 `figures.toml` lists them, `results/figures.json` what each was taken of. One is taken again where
-its commands, or the code that trains or predicts its runs, have changed since. Of a page, the
-blocks between `<!-- figures: NAME -->` and `<!-- end of figures -->` are written; the rest is
-written by hand.
+its commands, or the code that trains or predicts its runs, have changed since; changes of
+benchmarks alone are not noticed. Of a page, the blocks between `<!-- figures: NAME -->` and
+`<!-- end of figures -->` are written; the rest is written by hand.
 """
 
 import argparse
@@ -251,7 +251,7 @@ def describe(name: str, figure: Figure, taken: Record) -> str:
         shown = summaries_block(
             [json.loads(file.read_text()) for file in figure.summaries().values()]
         )
-    return f"{made(taken)}\n\n{shown}"
+    return f"{made(taken, figure.folder, figure.seeds)}\n\n{shown}"
 
 
 def write_pages() -> None:

@@ -161,11 +161,14 @@ def conditions(document: Mapping[str, Any]) -> str:
     measured = commits(document["arms"])
     if measured != [document["commit"]]:
         lines.append(
-            f"runs were measured at commit {', '.join(measured)}; "
-            f"this was written at {document['commit'] or 'unknown'}"
+            f"runs were measured at commit {', '.join(commit[:8] for commit in measured)}; "
+            f"this was written at {(document['commit'] or 'unknown')[:8]}"
         )
     known = [run["environment"] for run in document["arms"] if run["environment"]]
     if known:
         largest = max(facts["machine"]["load_average"][0] for facts in known)
-        lines.append(f"largest load average at the start of a run {largest:.1f}")
+        lines.append(
+            f"largest load average at the start of a run: {largest:.1f}, the end of the run before "
+            "it included"
+        )
     return "\n".join(lines)

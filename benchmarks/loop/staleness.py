@@ -218,6 +218,7 @@ def measure(unfitted: Comparison[StalenessOptions]) -> Iterator[Record]:
     facts = {
         **fitted.facts(),
         "recipe_key": fitted.recipe_key(*CELLS),
+        "about": about(base),
         "own": own_correction(base),
         "reference": reference(options, own_correction(base)),
         "stale": options.stale,
@@ -231,6 +232,19 @@ def measure(unfitted: Comparison[StalenessOptions]) -> Iterator[Record]:
     for runs in measure_scored(fitted, read_arm):
         predict_seeds(fitted, runs["arms"])
         yield {**facts, **runs}
+
+
+def about(config: RunConfig) -> str:
+    """Return what is trained by which data, and how fast it learns."""
+    tiny, learner = config.model.tiny, config.learner
+    model = f"`{config.model.path}`"
+    if tiny is not None:
+        model = f"a model of {tiny.layers} layers of {tiny.hidden_size}, warm-started"
+    rewards = ", ".join(f"`{reward}`" for reward in config.actors.reward)
+    return (
+        f"Prompts of `{config.prompts.source}`, rewarded by {rewards}; {model}; "
+        f"{learner.optimizer} at {learner.learning_rate:g}."
+    )
 
 
 def read_arm(arm: Arm) -> Record:

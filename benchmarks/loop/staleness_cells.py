@@ -112,14 +112,16 @@ def cells_of(runs: Sequence[Run], own: str, stale: str) -> list[Cell]:
 def is_outrun(cell: Cell, cells: Sequence[Cell]) -> bool:
     """Return True if a larger bound with the same correction trains BUSY more samples a second.
 
-    Engines that always have a rollout may still have free slots while long ones end.
+    Engines that always have a rollout may still have free slots while long ones end. A run that
+    sets its bound could have chosen any other.
     """
     bound, correction = in_order(cell["bound"]), cell["correction"]
+    own_bound = cell["bound"] == AUTO
     larger = [
         other["samples_per_second"].mean
         for other in cells
         if other["correction"] == correction and other["bound"] != AUTO
-        if in_order(other["bound"]) > bound
+        if own_bound or in_order(other["bound"]) > bound
     ]
     own: float = cell["samples_per_second"].mean
     return any(other > (1 + BUSY) * own for other in larger)

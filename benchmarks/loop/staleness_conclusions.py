@@ -38,10 +38,9 @@ UNLIKE = 0.05
 """Share by which the rollouts of a bound are longer or shorter, so that samples are not alike."""
 LIMITS = {
     "learner": "the learner always has a batch, and groups that are ready wait for it",
-    "generation": "the engines always have rollouts, and the learner waits for them",
+    "generation": "the engines always have rollouts or take new weights, and the learner waits",
     "updates": "the engines stand still while they take new weights",
-    "admission": "engines have free slots and no group that may begin, and the learner waits for "
-    "groups that are due",
+    "admission": "fewer groups may be live than would keep both sides busy",
 }
 """The reasons why throughput is not larger."""
 
@@ -128,7 +127,7 @@ def verdict(difference: Estimate, other: str) -> str:
     if difference.low is None or difference.high is None:
         return f"a difference in score to that {other} may be chance, of {difference.seeds} seed(s)"
     if difference.low <= 0 <= difference.high:
-        return f"the score cannot be told from that {other}"
+        return f"it is open whether the score differs from that {other}, and by how much"
     return f"the score is {'higher' if difference.low > 0 else 'lower'} than {other}, each at 95 %"
 
 
@@ -166,7 +165,11 @@ def target_sentence(bounds: Sequence[Cell], target: float) -> str:
         f"{times[best].text('.0f')} s"
     )
     ratios = {bound: ratio_of_times(cells, best, bound) for bound in times if bound != best}
-    near = [eta(bound) for bound, ratio in ratios.items() if ratio and (ratio.high or 0) >= 1]
+    near = [
+        eta(bound)
+        for bound, ratio in ratios.items()
+        if ratio and (ratio.high is None or ratio.high >= 1)
+    ]
     if near:
         text += f" (it cannot be told from {', '.join(near)})"
     if best != SYNCHRONOUS and (ratio := ratio_of_times(cells, best, SYNCHRONOUS)):
@@ -199,10 +202,13 @@ def doubts(record: Record) -> Iterator[str]:
             f"Of {seeds} seed(s) no interval is known, and any difference may be chance: give "
             f"--seeds with {LEAST_SEEDS} or more."
         )
-    elif any(len(cell["seeds"]) < LEAST_SEEDS for cell in record["cells"]):
+    else:
         yield (
-            f"Figures without an interval are of fewer than {LEAST_SEEDS} seeds, and may be chance."
+            f"An interval of {seeds} seeds takes their mean for normally distributed, which scores "
+            "near their largest value, or of runs that fail at times, are not."
         )
+    if any(len(cell["seeds"]) < LEAST_SEEDS <= seeds for cell in record["cells"]):
+        yield "What stands in the map alone is of one seed, and may be chance."
     yield from doubts_of_many(record)
     yield from doubts_of_score(record)
     yield from doubts_of_target(record)
@@ -216,12 +222,15 @@ def doubts(record: Record) -> Iterator[str]:
             f"With {', '.join(young)} fewer batches were measured than {FILLED} times those that "
             "may be live, so that lag and throughput are still those of the beginning."
         )
-    lengths = {eta(cell["bound"]): cell["tokens_per_rollout"].mean for cell in bounds}
-    usual = next(iter(lengths.values()), 0.0)
+    lengths = {
+        f"{eta(cell['bound'])} and {cell['correction']}": cell["tokens_per_rollout"].mean
+        for cell in (*bounds, *(cell for cell in compared(record) if cell not in bounds))
+    }
+    first, usual = next(iter(lengths.items()), ("", 0.0))
     if unlike := [name for name, x in lengths.items() if abs(x - usual) > UNLIKE * usual]:
         yield (
             f"With {', '.join(unlike)} rollouts are more than {UNLIKE:.0%} longer or shorter than "
-            f"with {eta(bounds[0]['bound'])}, so that samples a second are not of equal work."
+            f"with {first}, so that samples a second are not of equal work."
         )
 
 
@@ -231,8 +240,9 @@ def doubts_of_many(record: Record) -> Iterator[str]:
     if (count := sum(x is not None and x.low is not None for x in differences)) > 1:
         yield (
             f"{count} differences in score have a 95 % interval each: if nothing differed, "
-            f"{CHANCE * count:.1f} of them are still expected to leave out 0, and the best of "
-            "several bounds looks better than it is."
+            f"{CHANCE * count:.1f} of them are still expected to leave out 0, and several at once, "
+            "since they are to the same runs; the best of several bounds or corrections looks "
+            "better than it is."
         )
 
 

@@ -24,6 +24,8 @@ SIZE = (5.0, 3.3)
 MARKERS = "os^Dv*PX"
 SPEED = "samples trained per second"
 SCORE = "held-out score"
+SPREAD = 0.5
+"""Scores that are further below the highest one have one colour on the map."""
 
 
 def plot_estimates(
@@ -107,7 +109,7 @@ def _lags(axes: Any, record: Record) -> None:
     axes.plot([*bounds], [*bounds.values()], "_", **marks)
     axes.set(ylabel="lag of trained tokens, policy versions", ylim=(0, None))
     name_bounds(axes, cells)
-    axes.legend()
+    axes.legend(loc="upper left")
 
 
 def _curves(axes: Any, record: Record, *, over_seconds: bool) -> None:
@@ -159,22 +161,21 @@ def _corrections(axes: Any, record: Record) -> None:
 def _map(axes: Any, record: Record) -> None:
     cells = {(cell["correction"], cell["bound"]): cell for cell in record["cells"]}
     rows, columns = ([*dict.fromkeys(key[part] for key in cells)] for part in (0, 1))
-    scores = {
-        (run["kind"], run["name"]): run["score"]
-        for run in record["arms"]
-        if run["seed"] == cells[run["kind"], run["name"]]["seeds"][0]
-    }
+    scores = {key: cell["score"].mean for key, cell in cells.items()}
     shown = [[scores.get((row, column), float("nan")) for column in columns] for row in rows]
-    image = axes.imshow(shown, cmap="cividis", aspect="auto")
+    highest = max(scores.values())
+    lowest = max(min(scores.values()), highest - SPREAD)
+    image = axes.imshow(shown, cmap="cividis", aspect="auto", vmin=lowest, vmax=highest)
     middle = fmean(image.get_clim())
     for (row, column), score in scores.items():
         at = (columns.index(column), rows.index(row))
         colour = "black" if score > middle else "white"
-        axes.text(*at, f"{score:.2f}", ha="center", va="center", color=colour, size=8)
+        mark = "*" if cells[row, column]["score"].low is None else ""
+        axes.text(*at, f"{score:.2f}{mark}", ha="center", va="center", color=colour, size=8)
     name_bounds(axes, [{"bound": column} for column in columns])
     axes.set_yticks(range(len(rows)), rows, size=8)
     axes.grid(visible=False)
-    axes.figure.colorbar(image, label=f"{SCORE}, first seed")
+    axes.figure.colorbar(image, label=f"{SCORE}, mean over seeds (*: one seed)")
 
 
 def pictures(record: Record) -> dict[str, Callable[[Any, Record], None]]:

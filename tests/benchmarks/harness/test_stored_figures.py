@@ -17,6 +17,7 @@ TAKEN = {
     "commands": ["headway run demo"],
     "time": "2026-11-28T10:00:00+00:00",
     "commit": "0123456789ab",
+    "uncommitted_changes": False,
     "machine": {"cores": 2, "cpu": "A processor", "load_average": [0.25, 1, 1]},
 }
 SUMMARY = {
@@ -113,6 +114,12 @@ def test_a_block_has_the_commands_the_circumstances_and_a_row_for_each_run():
         "| --- | --- | --- | --- | --- | --- | --- | --- |",
         "| demo-0 | 0.350 → 0.943 | – | 80 | 160 | 31 | 133 | 2 (2) |",
     ]
+
+
+def test_a_block_says_where_and_for_which_seeds_its_commands_ran_and_of_changed_code():
+    lines = made({**TAKEN, "uncommitted_changes": True}, "examples/tools", 5).splitlines()
+    assert lines[:2] == ["    cd examples/tools", "    headway run demo"]
+    assert "with SEED from 0 to 4 at commit 01234567 with uncommitted changes, on" in lines[3]
 
 
 def test_a_record_is_shown_with_the_aims_that_it_missed():
