@@ -175,7 +175,7 @@ def _map(axes: Any, record: Record) -> None:
     name_bounds(axes, [{"bound": column} for column in columns])
     axes.set_yticks(range(len(rows)), rows, size=8)
     axes.grid(visible=False)
-    axes.figure.colorbar(image, label=f"{SCORE}, mean over seeds (*: one seed)")
+    axes.figure.colorbar(image, label=f"{SCORE} (*: of one seed)")
 
 
 def pictures(record: Record) -> dict[str, Callable[[Any, Record], None]]:
