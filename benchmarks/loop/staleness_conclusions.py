@@ -81,7 +81,7 @@ def sentences(record: Record) -> Iterator[str]:
     for name, reason in LIMITS.items():
         if limited := ", ".join(eta(cell["bound"]) for cell in bounds if cell["limit"] == name):
             yield f"{name.capitalize()} limits throughput with {limited}: {reason}."
-    yield from prediction_sentences(bounds, record["reference"])
+    yield from prediction_sentences(record)
     yield from lag_sentences(bounds)
     for cell in [cell for cell in bounds if cell["bound"] == AUTO and cell["window"]]:
         yield (
@@ -94,10 +94,16 @@ def sentences(record: Record) -> Iterator[str]:
         yield target_sentence(bounds, target)
 
 
-def prediction_sentences(bounds: Sequence[Cell], reference: str) -> Iterator[str]:
+def prediction_sentences(record: Record) -> Iterator[str]:
     """Yield how far predictions by the rates of the reference are off, at the worst other bound."""
-    cells = [cell for cell in bounds if cell["speed_off"] and cell["bound"] != reference]
+    reference = record["reference"]
+    cells = [cell for cell in of_bounds(record) if cell["speed_off"] and cell["bound"] != reference]
     if cells:
+        single = max(
+            abs(run["simulated"] / run["samples_per_second"] - 1)
+            for run in record["arms"]
+            if "simulated" in run and run["name"] != reference
+        )
         speed, lag = (
             max(cells, key=lambda cell: cell[name].mean) for name in ("speed_off", "lag_off")
         )
@@ -105,7 +111,7 @@ def prediction_sentences(bounds: Sequence[Cell], reference: str) -> Iterator[str
             f"From the rates of the run with {eta(reference)}, samples per second are predicted "
             f"within {100 * speed['speed_off'].mean:.1f} % (worst with {eta(speed['bound'])}), and "
             f"mean lag within {lag['lag_off'].mean:.2f} versions (worst with {eta(lag['bound'])}), "
-            "in the mean over seeds."
+            f"in the mean over seeds. Throughput of one run is off by up to {100 * single:.0f} %."
         )
 
 
@@ -242,7 +248,8 @@ def doubts_of_many(record: Record) -> Iterator[str]:
             f"{count} differences in score have a 95 % interval each: if nothing differed, "
             f"{CHANCE * count:.1f} of them are still expected to leave out 0, and several at once, "
             "since they are to the same runs; the best of several bounds or corrections looks "
-            "better than it is."
+            "better than it is. Corrections are compared with η = 0 and with none, not with one "
+            "another."
         )
 
 
