@@ -248,9 +248,10 @@ def doubts_of_many(record: Record) -> Iterator[str]:
             f"{count} differences in score have a 95 % interval each: if nothing differed, "
             f"{CHANCE * count:.1f} of them are still expected to leave out 0, and several at once, "
             "since they are to the same runs; the best of several bounds or corrections looks "
-            "better than it is. Corrections are compared with η = 0 and with none, not with one "
-            "another."
+            "better than it is."
         )
+    if len({cell["correction"] for cell in compared(record)}) > 2:
+        yield "Corrections are compared with η = 0 and with none, not with one another."
 
 
 def doubts_of_score(record: Record) -> Iterator[str]:
