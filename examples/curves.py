@@ -7,13 +7,14 @@ the widest that they can have), over time.
 
 import json
 import sys
+from itertools import cycle
 from math import sqrt
 from pathlib import Path
 
 import matplotlib as mpl
 from matplotlib.figure import Figure
 
-GREY, COLOURS = "#6e7781", ("#0969da", "#bf3989", "#1a7f37", "#bc4c00")
+GREY, COLOURS = "#6e7781", ("#0969da", "#bf3989", "#1a7f37", "#bc4c00", "#8250df")
 
 
 def named(run: str) -> str:
@@ -27,9 +28,9 @@ def draw(picture: Path, summaries: list[Path], *, minutes: bool) -> None:
     mpl.rcParams.update({"svg.fonttype": "none", "svg.hashsalt": "headway", "font.size": 9})
     figure = Figure(figsize=(5.6, 2.6), layout="constrained", facecolor="white")
     axes = figure.subplots()
-    for path, colour in zip(summaries, COLOURS, strict=False):
+    for path, colour in zip(summaries, cycle(COLOURS), strict=False):
         summary = json.loads(path.read_text())
-        name = named(summary["name"])
+        name: str | None = named(summary["name"])
         for key, style in (("heldout", "o-"), ("heldout_sampled", ".--")):
             rows = summary.get(key, [])
             scores = [row["score"] for row in rows]
@@ -40,14 +41,15 @@ def draw(picture: Path, summaries: list[Path], *, minutes: bool) -> None:
                 ]
                 axes.errorbar(times, scores, bars, fmt=".-", color=colour, label=name, capsize=2)
             elif rows and not minutes:
-                label = f"{name}, {'greedy' if key == 'heldout' else 'sampled'}"
                 versions = [row["version"] for row in rows]
-                axes.plot(versions, scores, style, color=colour, label=label, ms=4)
+                axes.plot(versions, scores, style, color=colour, label=name, ms=4)
+                name = None  # its other curve has the same colour
     across = "minutes" if minutes else "batches trained"
     axes.set(xlabel=across, ylabel="held-out score", ylim=(0, 1))
     axes.spines[["top", "right"]].set_visible(False)
     axes.grid(alpha=0.25, color=GREY)
-    axes.legend(frameon=False, loc="lower right")
+    title = None if minutes else "solid: greedy, dashed: sampled"
+    axes.legend(frameon=False, loc="lower right", ncols=1 + (len(summaries) > 2), title=title)
     figure.savefig(picture, metadata={"Date": None})
 
 
