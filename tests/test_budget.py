@@ -17,8 +17,8 @@ BUDGET = {
     "actors": 17200,
     "learner": 12514,
     "deploy": 22179,
-    "benchmarks": 9801,
-    "examples": 548,
+    "benchmarks": 9799,
+    "examples": 550,
 }
 """Most lines of Python of each package."""
 FRAGMENTS = {"Of", "What", "Whether", "That", "Those", "Likewise", "How", "Does"}

@@ -29,6 +29,8 @@ TRAINING = ("headway", "queues", "weight_sync", "actors", "learner", "deploy")
 """Packages by whose code runs are trained."""
 PREDICTING = ROOT / "deploy" / "planner"
 """The part of them that predicts runs and their memory, and trains none."""
+CODE = ("*.c", "*.py", "*.toml")
+"""Files by which runs are trained and measured."""
 Record = dict[str, Any]
 """JSON values of a benchmark."""
 
@@ -37,10 +39,10 @@ def environment() -> Record:
     """Return command, commit, machine and versions; imports none of the packages.
 
     Without a repository the commit is that of the variable HEADWAY_COMMIT, and
-    `uncommitted_changes` is None.
+    `uncommitted_changes`, of code, is None.
     """
     checkout = (ROOT / ".git").exists()
-    changes = machine.git(ROOT, "status", "--porcelain") if checkout else None
+    changes = machine.git(ROOT, "status", "--porcelain", "--", *CODE) if checkout else None
     commit = machine.git(ROOT, "rev-parse", "HEAD") if checkout else None
     versions = {"python": platform.python_version()}
     for name in PACKAGES:
@@ -70,7 +72,7 @@ def code_checksum(*further: Path) -> str:
     own = {path for package in TRAINING for path in (ROOT / package).rglob("*.*")}
     files = own - {*PREDICTING.iterdir()} | {path for it in further for path in it.iterdir()}
     digest = hashlib.sha256()
-    for file in sorted(path for path in files if path.suffix in (".c", ".py", ".toml")):
+    for file in sorted(path for path in files if f"*{path.suffix}" in CODE):
         content = file.read_bytes()
         code = without_prose(content) if file.suffix == ".py" else content
         digest.update(f"{file.name} ".encode() + code)

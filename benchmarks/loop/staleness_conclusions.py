@@ -208,11 +208,6 @@ def doubts(record: Record) -> Iterator[str]:
             f"Of {seeds} seed(s) no interval is known, and any difference may be chance: give "
             f"--seeds with {LEAST_SEEDS} or more."
         )
-    else:
-        yield (
-            f"An interval of {seeds} seeds takes their mean for normally distributed, which scores "
-            "near their largest value, or of runs that fail at times, are not."
-        )
     if any(len(cell["seeds"]) < LEAST_SEEDS <= seeds for cell in record["cells"]):
         yield "What stands in the map alone is of one seed, and may be chance."
     yield from doubts_of_many(record)
@@ -248,7 +243,8 @@ def doubts_of_many(record: Record) -> Iterator[str]:
             f"{count} differences in score have a 95 % interval each: if nothing differed, "
             f"{CHANCE * count:.1f} of them are still expected to leave out 0, and several at once, "
             "since they are to the same runs; the best of several bounds or corrections looks "
-            "better than it is."
+            "better than it is. Intervals take scores for normally distributed, which those near "
+            "their largest value, or of runs that fail at times, are not."
         )
     if len({cell["correction"] for cell in compared(record)}) > 2:
         yield "Corrections are compared with η = 0 and with none, not with one another."

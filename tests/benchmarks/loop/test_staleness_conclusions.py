@@ -39,9 +39,9 @@ def test_generation_limits_no_bound_that_a_larger_one_outruns():
     study = record(bounds=("0", "2", "8", "auto"), corrections=())
     for arm in study["arms"]:
         arm.update(learner_idle=0.3, actors_idle=0.01)
-        arm["samples_per_second"] = {"0": 60, "2": 99, "8": 100, "auto": 120}[arm["name"]]
+        arm["samples_per_second"] = {"0": 60, "2": 99, "8": 100, "auto": 94}[arm["name"]]
     limits = [found["limit"] for found in conclude(study)["cells"]]
-    assert limits == ["admission", "generation", "generation", "generation"], "auto is no larger"
+    assert limits == ["admission", "generation", "generation", "admission"], "auto may be any"
 
 
 def test_ratios_and_differences_are_taken_within_a_seed():
@@ -128,7 +128,7 @@ def test_predictions_are_judged_at_the_bound_where_they_are_worst():
     assert line == (
         "From the rates of the run with η = 2, samples per second are predicted within 10.0 % "
         "(worst with η = 0), and mean lag within 2.20 versions (worst with η = 8), in the mean "
-        "over seeds."
+        "over seeds. Throughput of one run is off by up to 10 %."
     )
 
 
@@ -154,7 +154,8 @@ def test_lags_are_quantiles_over_tokens_and_the_largest_of_all_seeds():
         ),
         (
             (-0.1, 0.11, 0.0),
-            "the score cannot be told from that with η = 0: +0.003 [-0.258, +0.264]",
+            "it is open whether the score differs from that with η = 0, and by how much: "
+            "+0.003 [-0.258, +0.264]",
         ),
         (
             (-0.1, -0.11),
@@ -201,7 +202,7 @@ def test_a_correction_is_compared_with_none_at_the_same_bound():
     assert cell(study, "8", "none")["score_less_uncorrected"] is None
     assert cell(study, "2")["score_less_uncorrected"] is None
     [line] = [line for line in study["sentences"] if "without correction" in line]
-    assert "the score cannot be told from that without correction: +0." in line
+    assert "it is open whether the score differs from that without correction" in line
 
 
 def test_what_a_first_picture_cannot_tell_is_said():
@@ -219,13 +220,19 @@ def test_what_a_first_picture_cannot_tell_is_said():
     ]
     many = (
         "7 differences in score have a 95 % interval each: if nothing differed, 0.4 of them are "
-        "still expected to leave out 0, and the best of several bounds looks better than it is."
+        "still expected to leave out 0, and several at once, since they are to the same runs; the "
+        "best of several bounds or corrections looks better than it is. Intervals take scores for "
+        "normally distributed, which those near their largest value, or of runs that fail at "
+        "times, are not."
     )
     assert concluded()["doubts"] == [many]
     assert concluded(of_first=[("2", "none")])["doubts"] == [
-        "Figures without an interval are of fewer than 3 seeds, and may be chance.",
+        "What stands in the map alone is of one seed, and may be chance.",
         many,
     ]
+    assert concluded(corrections=("none", "tis"))["doubts"][-1] == (
+        "Corrections are compared with η = 0 and with none, not with one another."
+    )
     assert concluded(bounds=("2", "8"), corrections=())["doubts"] == [
         "Without η = 0 and another bound nothing can be compared."
     ]
@@ -262,12 +269,12 @@ def test_runs_that_fall_below_the_target_again_are_counted():
 
 
 def test_rollouts_of_another_length_are_no_equal_work():
-    study = record(corrections=())
+    study = record()
     for arm in study["arms"]:
-        if arm["name"] == "8":
+        if arm["kind"] == "none":
             arm["tokens_per_rollout"] = 20.0
     [line] = [line for line in conclude(study)["doubts"] if "longer or shorter" in line]
-    assert line.startswith("With η = 8 rollouts are more than 5% longer or shorter than with η = 0")
+    assert line.startswith("With η = 8 and none rollouts are more than 5% longer or shorter than")
 
 
 def test_scores_beyond_0_and_1_have_no_known_error():

@@ -40,7 +40,7 @@ def test_the_terminal_shows_figures_conclusions_doubts_and_failures_of_a_stored_
     assert lines[0].split()[:2] == ["η", "correction"]
     assert [line.split()[:2] for line in lines[1:8]] == [
         ["0", "cispo"], ["2", "cispo"], ["2", "none"], ["8", "cispo"], ["8", "none"], ["8", "tis"],
-        ["inf", "cispo"],
+        ["no", "bound"],
     ]  # fmt: skip
     assert "left out: seed 2, η = 8 tis: it ended with exit code 1" in lines
     assert "held-out score, η = 0 cispo, seed 0: 0.686 (1990 of 2000, 10 failed)" in lines
@@ -53,8 +53,11 @@ def test_other_pages_show_a_row_for_each_bound_of_a_stored_record(study):
         "| 2 | 95.3 [93.5, 97.1] | 1.25 | 0.980 | admission | 0.683 [0.680, 0.686] | 3 of 3 | "
         "87 [83, 90] |"
     )
-    assert [line.split()[1] for line in lines[:-2]] == ["η", "---", "0", "2", "8", "none"]
-    assert lines[-1].endswith(" after 100 batches; the target is a score of 0.647.")
+    assert [line.split()[1] for line in lines[:-2]] == ["η", "---", "0", "2", "8", "no"]
+    assert lines[-1] == (
+        "Scores are held-out ones after 100 batches, means of 3 seed(s) with 95 % intervals; the "
+        "target is a score of 0.647. Without a bound as many batches are live as with η = 16."
+    )
 
 
 def test_page_and_pictures_stand_beside_the_record(study, tmp_path):
