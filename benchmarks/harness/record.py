@@ -29,8 +29,8 @@ TRAINING = ("headway", "queues", "weight_sync", "actors", "learner", "deploy")
 """Packages by whose code runs are trained."""
 PREDICTING = ROOT / "deploy" / "planner"
 """The part of them that predicts runs and their memory, and trains none."""
-CODE = ("*.c", "*.py", "*.toml")
-"""Files by which runs are trained and measured."""
+CODE = (".c", ".py", ".toml")
+"""Endings of files by which runs are trained and measured."""
 Record = dict[str, Any]
 """JSON values of a benchmark."""
 
@@ -41,8 +41,8 @@ def environment() -> Record:
     Without a repository the commit is that of the variable HEADWAY_COMMIT, and
     `uncommitted_changes`, of code, is None.
     """
-    checkout = (ROOT / ".git").exists()
-    changes = machine.git(ROOT, "status", "--porcelain", "--", *CODE) if checkout else None
+    checkout, patterns = (ROOT / ".git").exists(), [f"*{ending}" for ending in CODE]
+    changes = machine.git(ROOT, "status", "--porcelain", "--", *patterns) if checkout else None
     commit = machine.git(ROOT, "rev-parse", "HEAD") if checkout else None
     versions = {"python": platform.python_version()}
     for name in PACKAGES:
@@ -72,7 +72,7 @@ def code_checksum(*further: Path) -> str:
     own = {path for package in TRAINING for path in (ROOT / package).rglob("*.*")}
     files = own - {*PREDICTING.iterdir()} | {path for it in further for path in it.iterdir()}
     digest = hashlib.sha256()
-    for file in sorted(path for path in files if f"*{path.suffix}" in CODE):
+    for file in sorted(path for path in files if path.suffix in CODE):
         content = file.read_bytes()
         code = without_prose(content) if file.suffix == ".py" else content
         digest.update(f"{file.name} ".encode() + code)

@@ -237,9 +237,10 @@ def measure(unfitted: Comparison[StalenessOptions]) -> Iterator[Record]:
 def about(config: RunConfig) -> str:
     """Return what is trained by which data, and how fast it learns."""
     tiny, learner = config.model.tiny, config.learner
-    model = f"`{config.model.path}`"
-    if tiny is not None:
-        model = f"a model of {tiny.layers} layers of {tiny.hidden_size}, warm-started"
+    size = (
+        f"`{config.model.path}`" if tiny is None else f"{tiny.layers} layers of {tiny.hidden_size}"
+    )
+    model = f"a model of {size}{'' if config.sft is None else ', warm-started'}"
     rewards = ", ".join(f"`{reward}`" for reward in config.actors.reward)
     return (
         f"Prompts of `{config.prompts.source}`, rewarded by {rewards}; {model}; "

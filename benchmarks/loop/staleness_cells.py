@@ -115,13 +115,12 @@ def is_outrun(cell: Cell, cells: Sequence[Cell]) -> bool:
     Engines that always have a rollout may still have free slots while long ones end. A run that
     sets its bound could have chosen any other.
     """
-    bound, correction = in_order(cell["bound"]), cell["correction"]
-    own_bound = cell["bound"] == AUTO
+    bound, correction = cell["bound"], cell["correction"]
     larger = [
         other["samples_per_second"].mean
         for other in cells
         if other["correction"] == correction and other["bound"] != AUTO
-        if own_bound or in_order(other["bound"]) > bound
+        if bound == AUTO or in_order(other["bound"]) > in_order(bound)
     ]
     own: float = cell["samples_per_second"].mean
     return any(other > (1 + BUSY) * own for other in larger)

@@ -101,8 +101,7 @@ TERMS = f"""\
   learner wait for each other, where `headway bench async` gives all of them to both by turns. With
   `auto` the run looks for the narrowest window that costs no throughput, of at most
   {DEFAULT_CEILING} versions. Corrections are not compared at η = 0, where a batch of one step has
-  ratios of 1 and the same gradient with all of them. With no bound as many batches are live as with
-  η = {HELD[UNBOUNDED]}, whatever their lag.
+  ratios of 1 and the same gradient with all of them.
 - **Idle**: the share of the time in which the learner waits for a batch; in which an engine has no
   rollout. Both wait at once while a batch is handed over and new weights are sent.
 - **Updates**: the share of the time from asking the engines to pause until they go on with new
