@@ -18,14 +18,26 @@ from typing import Annotated, Any
 import typer
 
 from benchmarks.harness.record import Record
-from benchmarks.harness.study import Options, Study, name_of, several
+from benchmarks.harness.study import Options, Study, cells, name_of, several, text_table
 from benchmarks.harness.synthetic_load import SIZES, batch, lognormal_lengths
 from learner.batch.microbatch_plan import plan_microbatches, workloads
 from learner.batch.packing import pack
 from queues.schema import decode_arrays, encode
 
 AIM = {"utilisation": 0.6, "gap": 0.03}
-"""At least, where arithmetic dominates; and at most."""
+"""At least, by models where arithmetic dominates; and at most."""
+LARGE = ("60m", "0.5b")
+"""Models whose arithmetic dominates."""
+COLUMNS = {
+    "M parameters": ("millions", "{:.1f}"),
+    "tokens/s": ("tokens_per_second", "{:,.0f}"),
+    "of peak": ("utilisation", "{:.0%}"),
+    "peak, G operations/s": ("peak_giga", "{:,.0f}"),
+    "host, of a batch": ("host", "{:.1%}"),
+    "gap, of a step": ("gap", "{:.1%}"),
+    "side by side, tokens/s": ("beside", "{:,.0f}"),
+    "one by one, tokens/s": ("alone", "{:,.0f}"),
+}
 ROLLOUTS, MEDIAN, LONGEST, CAPACITY, RANKS = 1024, 600, 8192, 16384, 8
 PADDED_TOGETHER = 16
 """Sequences of a padded batch."""
@@ -88,16 +100,37 @@ def gap_of(batches: Sequence[Mapping[str, float]]) -> Record:
     return {"gap": median(row["gap"] / row["step"] for row in batches), "raw": batches}
 
 
-def describe(name: str, figures: Record) -> str:
-    shares = ", ".join(f"{part} {share:.1%}" for part, share in figures["shares"].items())
-    return (
-        f"{name:5s} {figures['parameters'] / 1e6:8.1f} M:"
-        f" {figures['tokens_per_second']:9,.0f} tokens/s, {figures['utilisation']:.0%} of"
-        f" {figures['peak'] / 1e9:,.0f} G operations/s ({shares}),"
-        f" {figures['cpu']:.2f} CPU seconds a second; gap {figures['loop']['gap']:.1%} of a step;"
-        " not packed "
-        + ", ".join(f"{way} {rate:,.0f} tokens/s" for way, rate in figures["ways"].items())
-    )
+def described(figures: Record) -> Record:
+    """Return the figures of one size that stand in the table."""
+    return {
+        **figures,
+        "millions": figures["parameters"] / 1e6,
+        "peak_giga": figures["peak"] / 1e9,
+        "host": figures["shares"]["host"],
+        "gap": figures["loop"]["gap"],
+        **figures["ways"],
+    }
+
+
+def table(record: Record) -> str:
+    rows = [[name, *cells(described(size), COLUMNS)] for name, size in record["sizes"].items()]
+    measured = text_table(["model", *COLUMNS], rows, f"threads: {record['threads']}")
+    return f"{measured}\n{describe_packing(record['packing'])}"
+
+
+def misses(record: Record) -> list[str]:
+    sizes = record["sizes"]
+    slow = [
+        f"{name} has {size['utilisation']:.0%} of the peak, at least {AIM['utilisation']:.0%}"
+        for name, size in sizes.items()
+        if name in LARGE and size["utilisation"] < AIM["utilisation"]
+    ]
+    waits = [
+        f"the gap of {name} is {size['loop']['gap']:.2%} of a step, at most {AIM['gap']:.0%}"
+        for name, size in sizes.items()
+        if size["loop"]["gap"] > AIM["gap"]
+    ]
+    return slow + waits
 
 
 def measure_size(name: str, rounds: int) -> Record:
@@ -128,14 +161,11 @@ def measure(options: TrainOptions) -> Iterator[Record]:
     from benchmarks.training.learner_loop import in_process
 
     packed = packing_figures()
-    print(describe_packing(packed))
     threads = options.threads or len(os.sched_getaffinity(0))
     sizes: dict[str, Any] = {}
     for name in options.sizes:
         sizes[name] = in_process(measure_size, name, options.rounds, threads=threads)
-        print(describe(name, sizes[name]), flush=True)
         yield {"threads": threads, "packing": packed, "sizes": sizes}
-    print(f"aims: {AIM['utilisation']:.0%} at 60m, gap at most {AIM['gap']:.0%}")
 
 
-STUDY = Study(name="train", options=TrainOptions, measure=measure)
+STUDY = Study(name="train", options=TrainOptions, measure=measure, table=table, misses=misses)
