@@ -25,7 +25,10 @@ COMPARED = ("put", "lease")
 SHOWN = (*COMPARED, "heartbeat", "save", "serving", "lease_poll", "announced", "permit")
 TOKENS = 100
 """Tokens of a rollout."""
-HEAD = ("actors", "asked", "groups/s", "broker: cores", "MB", "broadcaster: cores", "busiest crowd")
+HEAD = (
+    *("actors", "asked", "groups/s", "broker: cores", "MB", "broadcaster: cores"),
+    "actors: cores of the busiest process",
+)
 Setting = Mapping[str, Any]
 """The figures of `rates.measure_setting`."""
 
@@ -37,7 +40,7 @@ def row(setting: Setting) -> list[str]:
     seconds = [setting["seconds"][call] for call in SHOWN]
     return [
         f"{setting['actors']}",
-        f"{asked:g}" if asked else "at most",
+        f"{asked:g}" if asked else "any",
         f"{setting['accepted_groups_per_second']:,.0f}",
         f"{cores['broker']:.2f}",
         f"{setting['megabytes']['broker']:.0f}",
@@ -98,5 +101,9 @@ STUDY = Study(
     options=ScaleOptions,
     measure=measure,
     table=table,
-    misses=lambda record: [miss for setting in record["settings"] for miss in missed(setting)],
+    misses=lambda record: [
+        f"{setting['actors']} actors: {', '.join(lines)}"
+        for setting in record["settings"]
+        if (lines := missed(setting))
+    ],
 )
