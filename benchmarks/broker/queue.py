@@ -80,8 +80,9 @@ def measure_pair(tokens: int, actors: int, folder: Path) -> Record:
 
 def misses(record: Record) -> list[str]:
     rows = record["settings"]
-    low = sum(row["of_ceiling"] < OF_CEILING for row in rows)
-    return [f"{low} of {len(rows)} settings have less than {OF_CEILING:g} of the ceiling"] * (low > 0)
+    low = [row for row in rows if row["of_ceiling"] < OF_CEILING]
+    text = f"{len(low)} of {len(rows)} settings have less than {OF_CEILING:g} of the ceiling"
+    return [text] if low else []
 
 
 def table(record: Record) -> str:

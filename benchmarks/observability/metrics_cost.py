@@ -102,5 +102,7 @@ STUDY = Study(
     measure=measure,
     conclude=conclude,
     table=table,
-    misses=lambda record: [f"{record['share']:.2%} of a run, at most {AIM:.0%}"] * (record["share"] > AIM),
+    misses=lambda record: (
+        [f"{record['share']:.2%} of a run, at most {AIM:.0%}"] * (record["share"] > AIM)
+    ),
 )

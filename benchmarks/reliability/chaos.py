@@ -253,8 +253,18 @@ def misses(record: Record) -> list[str]:
     late = {
         role: percentile(seconds, 0.95) for role, seconds in recoveries(record["kills"]).items()
     }
-    slow = [f"{role} back after {late[role]:.0f} s" for role in late if late[role] > AIM]
+    slow = [
+        f"p95 of {role} is {seconds:.0f} s, at most {AIM:g}"
+        for role, seconds in late.items()
+        if seconds > AIM
+    ]
     return [*([] if record["verdict"]["sound"] else ["not sound, or not finished"]), *slow]
+
+
+def in_words(run: Record) -> Record:
+    """Return why groups of a run were left out, and its problems, as text."""
+    left_out = ", ".join(f"{count} {reason}" for reason, count in run["left_out"].items())
+    return {"left_out": left_out or "none", "problems": "; ".join(run["problems"]) or "none"}
 
 
 def table(record: Record) -> str:
@@ -262,8 +272,12 @@ def table(record: Record) -> str:
         [role, str(len(times)), f"{median(times):.1f}", f"{percentile(times, 0.95):.1f}"]
         for role, times in recoveries(record["kills"]).items()
     ]
-    runs = [[name, *cells(run, RUN_COLUMNS)] for name, run in record["runs"].items()]
-    verdict = ", ".join(f"{key} {value}" for key, value in record["verdict"].items())
+    runs = [
+        [name, *cells(run | in_words(run), RUN_COLUMNS)] for name, run in record["runs"].items()
+    ]
+    verdict = ", ".join(
+        f"{key.replace('_', ' ')} {value}" for key, value in record["verdict"].items()
+    )
     recovered = text_table(["role", "recoveries", "s: median", "p95"], rows)
     return "\n".join([recovered, text_table(["run", *RUN_COLUMNS], runs), verdict])
 

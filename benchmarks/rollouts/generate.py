@@ -59,8 +59,8 @@ def measure(options: GenerateOptions) -> Iterator[Record]:
 def table(record: Record) -> str:
     rates = record["tokens_per_second"]
     return (
-        f"loop / offline = {record['of_offline']['loop']:.3f} (aim {AIM}): {rates['loop']:,.0f} and "
-        f"{rates['offline']:,.0f} tokens/s"
+        f"loop / offline = {record['of_offline']['loop']:.3f} (aim {AIM}): "
+        f"{rates['loop']:,.0f} and {rates['offline']:,.0f} tokens/s"
     )
 
 

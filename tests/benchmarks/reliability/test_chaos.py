@@ -207,12 +207,12 @@ def test_the_table_has_recoveries_and_fates_and_slow_recoveries_miss_their_aim()
     lines = [re.split(r"  +", line) for line in table(document).splitlines()]
     assert ["broker", "1", "30.0", "30.0"] in lines
     assert ["rollout actor", "2", "3.0", "4.0"] in lines
-    left_out = "{'filtered': 1, 'waiting': 1}"
-    assert ["run-1", "3", "0", "8", "6", left_out, "1", "1", "[]"] in lines
-    assert "prompts_lost 0" in lines[-1][0]
+    left_out = "1 filtered, 1 waiting"
+    assert ["run-1", "3", "0", "8", "6", left_out, "1", "1", "none"] in lines
+    assert "prompts lost 0" in lines[-1][0]
     assert misses(document) == []
     slow = [{**kill, "recovery_seconds": 31.0} for kill in KILLS]
-    late = ["broker back after 31 s", "rollout actor back after 31 s"]
+    late = [f"p95 of {role} is 31 s, at most 30" for role in ("broker", "rollout actor")]
     assert misses({**document, "kills": slow}) == late
 
 
