@@ -9,6 +9,7 @@ from benchmarks.training.train import (
     evenness,
     fullness,
     gap_of,
+    misses,
     packing_figures,
     padded,
 )
@@ -82,6 +83,17 @@ def test_utilisation_is_held_against_the_peaks_beside_a_batch():
 def test_the_gap_is_the_median_share_of_a_step():
     batches = [{"gap": gap, "step": 12.0} for gap in (6.0, 3.0, 0.0)]
     assert gap_of(batches) == {"gap": 0.25, "raw": batches}
+
+
+def test_large_models_have_an_aim_for_the_peak_and_all_of_them_for_the_gap():
+    sizes = {
+        name: {"utilisation": used, "loop": {"gap": gap}}
+        for name, used, gap in (("demo", 0.2, 0.04), ("60m", 0.5, 0.03), ("0.5b", 0.6, 0.01))
+    }
+    assert misses({"sizes": sizes}) == [
+        "60m has 50% of the peak, at least 60%",
+        "the gap of demo is 4.00% of a step, at most 3%",
+    ]
 
 
 @pytest.mark.slow
